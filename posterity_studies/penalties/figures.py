@@ -1,17 +1,21 @@
 """The figures of the study: accuracy against lambda, pruning, and penalties beside the KL of their priors."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from posterity.numerics.layout import Layout
 from posterity.penalties import L1, GroupLasso, Penalty, SquaredL2
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, array, panels, plain, save
-from posterity_studies.penalties.study import Row, Study
+from posterity_studies.frame import shades
+from posterity_studies.penalties.grid import Row, rows_of
+from posterity_studies.penalties.runs import HELD_OUT, TRAINING
+from posterity_studies.penalties.study import Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMULAS = {
     "l2": r"$\|w\|_2^2$",
@@ -38,17 +42,18 @@ def draw(study: Study, folder: Path) -> list[str]:
     accuracy(study, folder / "accuracy.png")
     pruning(study, folder / "pruning.png")
     pairs(folder / "pairs.png")
-    return ["accuracy.png", "pruning.png", "pairs.png"]
+    learning(study, folder / "learning.png")
+    names = ["accuracy.png", "pruning.png", "pairs.png", "learning.png"]
+    if not study.tunes_steps:
+        return names
+    step_sizes(study, folder / "step-sizes.png")
+    return [*names, "step-sizes.png"]
 
 
 def accuracy(study: Study, path: Path) -> None:
     """Test accuracy against lambda, a panel for each penalty; red: lambda_Th."""
-    count = len(study.parts)
-    columns = min(count, 4)
-    figure, axes = panels(-(-count // columns), columns, size=(3.4, 3.0))
-    for axis in axes[count:]:
-        axis.set_axis_off()
-    for axis, part in zip(axes, study.parts, strict=False):
+    figure, axes = _panel_each(study)
+    for axis, part in zip(axes, study.parts, strict=True):
         axis.axvline(1.0, color=RED, linewidth=1.4, zorder=0)
         levels, last = [], 1.0
         for setup in study.settings.setups:
@@ -62,7 +67,6 @@ def accuracy(study: Study, path: Path) -> None:
                 panel = ([best.relative], [100 * best.scores["accuracy"][0]])
                 axis.plot(*panel, "*", color=colour, markersize=13, markeredgecolor="white", zorder=5)
         axis.set_xscale("log")
-        axis.set_title(FORMULAS[part.penalty], fontsize=11)
         usual = " (usual: of equal first penalty)" if "usual" in study.settings.setups else ""
         axis.set_xlabel(rf"$\lambda / \lambda_{{Th}}${usual}", fontsize=9)
         if levels:
@@ -74,6 +78,92 @@ def accuracy(study: Study, path: Path) -> None:
     _legend_of_setups(study, axes[0])
     figure.suptitle(_title(study), fontsize=11)
     save(figure, path)
+
+
+def learning(study: Study, path: Path) -> None:
+    """Accuracies on held-out and on training rows against passes over the rows, at lambda* and at lambda_Th."""
+    from matplotlib.lines import Line2D
+
+    figure, axes = _panel_each(study, sharey=True)
+    levels = []
+    labels: dict[str, str] = {}  # by colour
+    for axis, part in zip(axes, study.parts, strict=True):
+        for setup in study.settings.setups:
+            for place, row in (("*", study.best(part.penalty, setup)), ("Th", study.at_theory(part.penalty, setup))):
+                if row is None:
+                    continue
+                colour = RED if place == "Th" else SETUP_STYLES[setup][0]
+                labels[colour] = rf"{setup} $\lambda_l$, $\lambda{'^*' if place == '*' else '_{Th}'}$"
+                for fit in study.fits(row):
+                    for name, style in ((HELD_OUT, "solid"), (TRAINING, "dotted")):
+                        points = fit.curves.get(name, [])
+                        passes = [fit.cell.epochs * step / points[-1][0] for step, _ in points]
+                        values = [100 * value for _, value in points]
+                        axis.plot(passes, values, color=colour, linestyle=style, linewidth=1.5)
+                        levels += values
+        axis.set_xlabel("epochs", fontsize=10)
+        plain(axis)
+    if levels:
+        axes[0].set_ylim(max(0.0, sorted(levels)[len(levels) // 10] - 2.0), 100.5)
+    axes[0].set_ylabel("accuracy, %", fontsize=10)
+    entries = [Line2D([], [], color=colour, label=label) for colour, label in labels.items()]
+    entries += [
+        Line2D([], [], color=GREY, linestyle="dotted", label="on training rows"),
+        Line2D([], [], color=GREY, label="on held-out rows"),
+    ]
+    axes[0].figure.legend(handles=entries, frameon=False, fontsize=9, loc="outside lower center", ncols=len(entries))
+    figure.suptitle(_title(study), fontsize=11)
+    save(figure, path)
+
+
+def step_sizes(study: Study, path: Path) -> None:
+    """Accuracy on held-out rows against lambda, a line for each step size; dashed: with the usual layer factors."""
+    from matplotlib.lines import Line2D
+
+    figure, axes = _panel_each(study)
+    fits = study.search or study.results
+    steps = study.settings.actual_step_sizes
+    colours = dict(zip(steps, shades(len(steps)), strict=True))
+    for axis, part in zip(axes, study.parts, strict=True):
+        axis.axvline(1.0, color=RED, linewidth=1.4, zorder=0)
+        levels = []
+        for setup in study.settings.setups:
+            for step_size, colour in colours.items():
+                own = [fit for fit in fits if fit.cell.step_size == step_size]
+                rows = rows_of(own, part.penalty, setup, part.exchange, study.num_data)
+                values = [100 * row.scores["held_out_accuracy"][0] for row in rows]
+                style = SETUP_STYLES[setup][1]
+                axis.plot(
+                    [row.relative for row in rows], values, color=colour, linestyle=style, marker="o", markersize=3.5
+                )
+                levels += values
+        axis.set_xscale("log")
+        axis.set_xlabel(r"$\lambda / \lambda_{Th}$", fontsize=10)
+        if levels:
+            axis.set_ylim(*_frame(levels))
+        plain(axis)
+    axes[0].set_ylabel("held-out accuracy, %", fontsize=10)
+    entries = [Line2D([], [], color=colour, label=f"step size {step_size:g}") for step_size, colour in colours.items()]
+    entries += [
+        Line2D([], [], color=GREY, linestyle=SETUP_STYLES[setup][1], label=rf"{setup} $\lambda_l$")
+        for setup in study.settings.setups
+    ]
+    entries.append(Line2D([], [], color=RED, linewidth=1.4, label=r"$\lambda_{Th} = 1/n$"))
+    figure.legend(handles=entries, frameon=False, fontsize=9, loc="outside lower center", ncols=len(entries))
+    figure.suptitle(f"{_title(study)}, {fits[0].cell.epochs if fits else 0} epochs", fontsize=11)
+    save(figure, path)
+
+
+def _panel_each(study: Study, **options: Any) -> tuple["Figure", list["Axes"]]:
+    """A panel for each penalty, with its formula above."""
+    count = len(study.parts)
+    columns = min(count, 4)
+    figure, axes = panels(-(-count // columns), columns, size=(3.4, 3.0), **options)
+    for axis in axes[count:]:
+        axis.set_axis_off()
+    for axis, part in zip(axes, study.parts, strict=False):
+        axis.set_title(FORMULAS[part.penalty], fontsize=11)
+    return figure, list(axes[:count])
 
 
 def pruning(study: Study, path: Path) -> None:
@@ -189,5 +279,5 @@ def _title(study: Study) -> str:
     settings = study.settings
     seeds = f"mean and standard deviation over {settings.seeds} seeds" if settings.seeds > 1 else "one seed"
     norm = "" if settings.batch_norm else " without batch norm"
-    steps = "" if settings.step_size is None else f", step size {settings.step_size:g}"
+    steps = f", step size {settings.step_size[0]:g}" if len(settings.step_size) == 1 else ""
     return f"{settings.data}, {settings.architecture.label}{norm}, n = {study.num_data:,}{steps}: {seeds}"

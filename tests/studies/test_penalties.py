@@ -4,7 +4,7 @@ import json
 import pickle
 import time
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from posterity.penalties import layer_factors, penalty_term, usual_factors
 from posterity_studies.penalties import figures, runs, study
 from posterity_studies.penalties import problem as module
 from posterity_studies.penalties.figures import draw
+from posterity_studies.penalties.grid import Grid, rows_of
 from posterity_studies.penalties.problem import PENALTIES, Cell, problem, read
 from posterity_studies.penalties.settings import Settings
 from posterity_studies.penalties.study import Part, Study, run
@@ -34,6 +35,10 @@ TINY = Settings(
     held_out=10,
     device="cpu",
 )
+
+
+def cell(penalty, setup, ratio, seed, step_size=0.1, epochs=1):
+    return Cell(penalty, setup, ratio, step_size, epochs, seed)
 
 
 def images(count, channels=1, side=28):
@@ -90,7 +95,7 @@ def test_fits_are_what_they_would_be_alone_and_groups_are_told(tmp_path, monkeyp
     lines = []
     alone = run(settings, folder=tmp_path / "alone", report=lines.append)
     assert fitted[1:] == [1] * 8
-    assert f"{penalty}: 8 fits run in groups of 1: memory has no room for more at once" in lines
+    assert f"{penalty}, step size 0.1, 1 epoch: 8 fits run in groups of 1: memory has no room for more at once" in lines
     assert [result.cell for result in together.results] == [result.cell for result in alone.results]
     for left, right in zip(together.results, alone.results, strict=True):
         assert left.scores == pytest.approx(right.scores, rel=1e-3, abs=1e-4)
@@ -99,7 +104,7 @@ def test_fits_are_what_they_would_be_alone_and_groups_are_told(tmp_path, monkeyp
 def test_members_have_the_rates_of_their_setups():
     rows = read(TINY)
     own = problem("rows", rows, TINY)
-    cells = [Cell("rows", "usual", 0.5, 0), Cell("rows", "bayesian", 2.0, 1)]
+    cells = [cell("rows", "usual", 0.5, 0), cell("rows", "bayesian", 2.0, 1)]
     prior = own.joint(cells).prior
     expected = (usual_factors(own.module, PENALTIES["rows"]), layer_factors(own.module, PENALTIES["rows"]))
     for name in expected[0]:
@@ -119,7 +124,7 @@ def test_members_have_the_rates_of_their_setups():
 def test_usual_lambdas_give_the_first_weights_about_the_same_penalty(penalty):
     settings = replace(TINY, ratios=())
     own = problem(penalty, read(settings), settings)
-    module = own.joint([Cell(penalty, "bayesian", 1.0, 0)]).network
+    module = own.joint([cell(penalty, "bayesian", 1.0, 0)]).network
     names = {
         part.name: view for part, view in zip(module.layout, module.layout.views(own.start([0], settings)), strict=True)
     }
@@ -137,7 +142,7 @@ def test_usual_lambdas_give_the_first_weights_about_the_same_penalty(penalty):
     for usual_ratio, ratio in zip(ratios, settings.all_ratios, strict=True):
         exponent = 2 * torch.log10(torch.tensor(usual_ratio / own.num_data, dtype=torch.float64))
         assert float(exponent) == pytest.approx(round(float(exponent)), abs=1e-6)
-        assert 10**-0.251 < own.relative(Cell(penalty, "usual", usual_ratio, 0)) / ratio < 10**0.251
+        assert 10**-0.251 < own.relative(cell(penalty, "usual", usual_ratio, 0)) / ratio < 10**0.251
     given = replace(settings, lambdas=(0.5, 0.25))
     assert own.ratios("usual", given) == (0.25 * 24, 0.5 * 24)
     assert own.ratios("bayesian", given) == settings.all_ratios
@@ -147,7 +152,7 @@ def test_an_interrupted_study_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
     whole = run(TINY, folder=tmp_path / "whole")
 
     def stop(line):
-        if line.startswith("rows, bayesian, lambda = 0.1 lambda_Th, seed 0"):
+        if line.startswith("rows, bayesian, lambda = 0.1 lambda_Th, step size 0.1, 1 epoch, seed 0"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -156,8 +161,8 @@ def test_an_interrupted_study_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
     lines = []
     resumed = run(TINY, folder=tmp_path / "part", report=lines.append)
     assert [result.scores for result in resumed.results] == [result.scores for result in whole.results]
-    assert "l2: 8 of 8 fits are there already" in lines
-    assert "rows: takes up 8 fits that were interrupted" in lines
+    assert "l2, step size 0.1, 1 epoch: 8 of 8 fits are there already" in lines
+    assert "rows, step size 0.1, 1 epoch: takes up 8 fits that were interrupted" in lines
     assert not (tmp_path / "part" / "checkpoints").exists()
     count = len(fitted)
     assert run(TINY, folder=tmp_path / "part").results == resumed.results
@@ -165,10 +170,103 @@ def test_an_interrupted_study_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
     more = run(replace(TINY, ratios=(0.1, 3.0), penalties=("l2",)), folder=tmp_path / "part")
     assert fitted[count:] == [4]
     assert len(more.results) == 12
-    with pytest.raises(BadFolder, match=r"step_size differs: 0\.1, now 0\.2"):
-        run(replace(TINY, step_size=0.2), folder=tmp_path / "part")
+    with pytest.raises(BadFolder, match=r"batch_size differs: 8, now 4"):
+        run(replace(TINY, batch_size=4), folder=tmp_path / "part")
     with pytest.raises(BadFolder, match="precision"):
         run(replace(TINY, precision="bf16"), folder=tmp_path / "part")
+
+
+SEARCH = replace(
+    TINY, penalties=("l2",), setups=("bayesian",), step_size=(0.1, 0.02), search_epochs=1, epochs=2, seeds=1, extend=1
+)
+
+
+def test_a_search_chooses_step_sizes_long_fits_surround_the_best_and_all_of_it_resumes(tmp_path, fitted):
+    whole = run(SEARCH, folder=tmp_path / "whole")
+    assert fitted[:2] == [2, 2]  # two lambdas in short runs, for each step size
+    assert [(fit.cell.epochs, fit.cell.seed) for fit in whole.search] == [(1, 0)] * 4
+    grid = Grid(problem("l2", read(SEARCH), SEARCH), SEARCH)
+    assert {fit.cell for fit in whole.results} >= set(grid.around(whole.search))
+    assert whole.at_theory("l2", "bayesian").ratio == 1.0
+    document = whole.document()
+    assert len(document["search"]) == 4
+    for curve in document["learning_curves"]:
+        steps, values = zip(*curve["held_out_accuracy"], strict=True)
+        assert steps == tuple(range(1, 7))  # two passes of three steps
+        own = next(fit for fit in whole.results if all(curve[key] == value for key, value in asdict(fit.cell).items()))
+        assert values[-1] == pytest.approx(own.scores["held_out_accuracy"])
+        assert len(curve["training_accuracy"]) == 6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figures.learning(whole, tmp_path / "learning.png")
+        figures.step_sizes(whole, tmp_path / "step-sizes.png")
+
+    def stop(line):
+        if "2 epochs, seed 0" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(SEARCH, folder=tmp_path / "part", report=stop)
+    before = len(fitted)
+    resumed = run(SEARCH, folder=tmp_path / "part")
+    for left, right in ((whole.search, resumed.search), (whole.results, resumed.results)):
+        assert [(fit.cell, fit.scores, fit.curves) for fit in left] == [
+            (fit.cell, fit.scores, fit.curves) for fit in right
+        ]
+    assert not (tmp_path / "part" / "checkpoints").exists()
+    before = len(fitted)
+    assert run(SEARCH, folder=tmp_path / "part").results == resumed.results
+    assert len(fitted) == before
+
+
+def fits(held, epochs):
+    """Results of held-out accuracies by ratio and step size, in the Bayesian setup."""
+    return [
+        Result(cell("l2", "bayesian", ratio, 0, step, epochs), {"held_out_accuracy": value, "held_out_nll": 1.0}, 1.0)
+        for (ratio, step), value in held.items()
+    ]
+
+
+def test_long_fits_have_the_step_sizes_of_the_search_and_neighbours_on_both_sides():
+    settings = replace(SEARCH, setups=("bayesian",), seeds=1, ratios=(0.01, 0.1))
+    grid = Grid(problem("l2", read(settings), settings), settings)
+    held = {
+        (0.01, 0.1): 0.90, (0.01, 0.02): 0.80, (0.1, 0.1): 0.85, (0.1, 0.02): 0.86, (1.0, 0.1): 0.2, (1.0, 0.02): 0.7
+    }  # fmt: skip
+    search = fits(held, 1)
+    chosen = grid.around(search)
+    assert [(own.ratio, own.step_size, own.epochs) for own in chosen] == [
+        (pytest.approx(0.01 / 10**0.5), 0.1, 2),
+        (0.01, 0.1, 2),
+        (pytest.approx(0.01 * 10**0.5), 0.1, 2),  # between two lambdas: as at the best
+        (1.0, 0.02, 2),  # lambda_Th is judged at its own best step size
+    ]
+    least, middle, most, _ = (own.ratio for own in chosen)
+    inside = fits({(least, 0.1): 0.90, (middle, 0.1): 0.92, (most, 0.1): 0.91, (1.0, 0.02): 0.8}, 2)
+    assert grid.beyond(inside, chosen, search) == []
+    at_end = fits({(least, 0.1): 0.90, (middle, 0.1): 0.91, (most, 0.1): 0.92, (1.0, 0.02): 0.8}, 2)
+    (more,) = grid.beyond(at_end, chosen, search)
+    assert (more.ratio, more.step_size) == (pytest.approx(0.1), 0.02)
+    assert grid.beyond(at_end, [*chosen, more], search) == []  # also where the fit diverged
+    ratio_one = fits({(least, 0.1): 0.90, (middle, 0.1): 0.91, (most, 0.1): 0.91, (1.0, 0.02): 0.95}, 2)
+    assert sorted(own.ratio for own in grid.beyond(ratio_one, chosen, search)) == pytest.approx([10**-0.5, 10**0.5])
+    without = replace(settings, search_epochs=None)
+    plain = Grid(grid.problem, without)
+    cells = plain.all(2, 1)
+    first = fits({(own.ratio, own.step_size): 1 - own.ratio / 2 + own.step_size for own in cells}, 2)
+    assert {(own.ratio, own.step_size) for own in plain.beyond(first, cells, [])} == {
+        (0.00316227766017, 0.02), (0.00316227766017, 0.1)
+    }  # fmt: skip
+
+
+def test_a_lambda_takes_the_step_size_that_is_best_on_held_out_rows():
+    held = {(0.1, 0.1): 0.9, (0.1, 0.02): 0.8, (1.0, 0.1): 0.3, (1.0, 0.02): 0.7}
+    rows = rows_of(fits(held, 1), "l2", "bayesian", 4.0, 100)
+    assert [(row.ratio, row.step_size, row.scores["held_out_accuracy"][0]) for row in rows] == [
+        (0.1, 0.1, 0.9), (1.0, 0.02, 0.7)
+    ]  # fmt: skip
+    lucky = fits(held, 1) + [replace(fit, cell=replace(fit.cell, seed=1)) for fit in fits(held, 1)[1:]]
+    assert rows_of(lucky, "l2", "bayesian", 4.0, 100)[0].step_size == 0.02  # at 0.1 the second seed diverged
 
 
 def test_seconds_are_those_of_all_steps_also_of_a_group_that_was_interrupted(tmp_path, monkeypatch):
@@ -181,7 +279,7 @@ def test_seconds_are_those_of_all_steps_also_of_a_group_that_was_interrupted(tmp
     infer, calls = task.infer, []
 
     def interrupted(*words, **options):
-        calls.append(infer(*words, **options, callbacks=[Slow()]))
+        calls.append(infer(*words, **{**options, "callbacks": [*options["callbacks"], Slow()]}))
         if len(calls) == 1:
             raise KeyboardInterrupt
         return calls[-1]
@@ -191,7 +289,7 @@ def test_seconds_are_those_of_all_steps_also_of_a_group_that_was_interrupted(tmp
         run(settings, folder=tmp_path)
     result = run(settings, folder=tmp_path)
     assert len(calls) == 2
-    steps = settings.inference("l2", 24).steps  # all of them before the interruption
+    steps = settings.inference("l2", 24, 0.1, 1).steps  # all of them before the interruption
     assert sum(item.seconds for item in result.results) >= 0.1 * steps
 
 
@@ -228,10 +326,10 @@ def test_a_fit_that_diverges_loses_no_other(tmp_path, monkeypatch):
     settings = replace(TINY, penalties=("l2",), setups=("bayesian",), seeds=1, ratios=(0.1, 10.0))
     lines = []
     result = run(settings, folder=tmp_path, report=lines.append)
-    assert result.failed == (Cell("l2", "bayesian", 10.0, 0),)
+    assert result.failed == (cell("l2", "bayesian", 10.0, 0),)
     assert [item.cell.ratio for item in result.results] == [0.1, 1.0]
     assert any("go in halves" in line for line in lines)
-    assert "l2, bayesian, lambda = 10 lambda_Th, seed 0: diverged, no result" in result.notes()
+    assert "l2, bayesian, lambda = 10 lambda_Th, step size 0.1, 1 epoch, seed 0: diverged, no result" in result.notes()
     assert len(result.document()["diverged"]) == 1
 
 
@@ -241,7 +339,10 @@ def test_a_fit_whose_outputs_overflow_after_its_last_step_has_no_result(tmp_path
     result = run(settings, folder=tmp_path, report=lines.append)
     assert [item.cell.ratio for item in result.results] == [1.0]
     assert [cell.ratio for cell in result.failed] == [1e12]
-    assert "l2, bayesian, lambda = 1e+12 lambda_Th, seed 0: no result. Its outputs are not finite." in lines
+    assert (
+        "l2, bayesian, lambda = 1e+12 lambda_Th, step size 0.1, 1 epoch, seed 0: no result. Its outputs are not finite."
+        in lines
+    )
     draw(result, tmp_path)
 
 
@@ -251,7 +352,7 @@ def test_a_fit_with_an_infinite_score_has_no_result(tmp_path, monkeypatch):
     lines = []
     result = run(settings, folder=tmp_path, report=lines.append)
     assert not result.results
-    assert "l2, bayesian, lambda = 0.1 lambda_Th, seed 0: no result. Its nll is inf." in lines
+    assert "l2, bayesian, lambda = 0.1 lambda_Th, step size 0.1, 1 epoch, seed 0: no result. Its nll is inf." in lines
 
 
 def test_the_usual_setup_stands_alone(tmp_path):
@@ -288,23 +389,12 @@ def test_kernels_of_convolutions_are_tried_out_while_fits_run_and_no_longer(tmp_
 def made(scores, settings=TINY):
     """A study of given scores by penalty, setup, ratio and seed, with 100 rows."""
     names = tuple(dict.fromkeys(penalty for penalty, *_ in scores))
-    parts = tuple(
-        Part(
-            name,
-            {
-                setup: tuple(sorted({ratio for p, s, ratio, _ in scores if (p, s) == (name, setup)}))
-                for setup in settings.setups
-            },
-            {setup: {"0.weight": 1.0} for setup in settings.setups},
-            4.0,
-        )
-        for name in names
-    )
+    parts = tuple(Part(name, {setup: {"0.weight": 1.0} for setup in settings.setups}, 4.0) for name in names)
     usual = {"nll": 0.4, "held_out_nll": 0.4, "filters_left": 1.0, "weights_left": 1.0, "zeros": 0.0}
     differences = {"pruned_difference": 1e-6, "exact_difference": 1e-15, "vanished 0": 3.0}
     results = tuple(
-        Result(Cell(*cell), {**usual, **differences, "accuracy": 0.5, "held_out_accuracy": 0.5, **own}, 1.0)
-        for cell, own in scores.items()
+        Result(cell(*own), {**usual, **differences, "accuracy": 0.5, "held_out_accuracy": 0.5, **values}, 1.0)
+        for own, values in scores.items()
     )
     return Study(settings, 100, 10, parts, results)
 
@@ -382,7 +472,7 @@ def test_the_document_has_every_fit_and_figures_are_drawn(tmp_path):
 @pytest.mark.parametrize("beyond", [False, True])
 def test_an_accuracy_at_lambda_th_far_below_the_others_is_a_number_beside_the_line(tmp_path, monkeypatch, beyond):
     levels = {0.01: 0.9, 0.1: 0.9, 0.3: 0.9, 1.0: 0.4} | ({3.0: 0.3} if beyond else {})
-    settings = replace(TINY, setups=("bayesian",), batch_norm=False, step_size=0.3)
+    settings = replace(TINY, setups=("bayesian",), batch_norm=False, step_size=(0.3,))
     result = made({("l1", "bayesian", ratio, 0): {"accuracy": level} for ratio, level in levels.items()}, settings)
     drawn = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
@@ -396,12 +486,14 @@ def test_an_accuracy_at_lambda_th_far_below_the_others_is_a_number_beside_the_li
 
 
 def test_a_study_in_which_nothing_came_of_it_is_drawn_and_written(tmp_path):
-    nothing = replace(made({("rows", "bayesian", 1.0, 0): {}}), results=(), failed=(Cell("rows", "bayesian", 1.0, 0),))
+    nothing = replace(made({("rows", "bayesian", 1.0, 0): {}}), results=(), failed=(cell("rows", "bayesian", 1.0, 0),))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         draw(nothing, tmp_path)
     assert nothing.table() == nothing.document()["pruning_at_equal_accuracy"] == []
-    assert nothing.notes() == ["rows, bayesian, lambda = 1 lambda_Th, seed 0: diverged, no result"]
+    assert nothing.notes() == [
+        "rows, bayesian, lambda = 1 lambda_Th, step size 0.1, 1 epoch, seed 0: diverged, no result"
+    ]
 
 
 def test_rows_are_scaled_held_out_and_padded_for_deep_networks():
@@ -428,7 +520,8 @@ def test_rows_are_scaled_held_out_and_padded_for_deep_networks():
         ({"seeds": 0}, "--seeds"),
         ({"held_out": 0}, "--held-out"),
         ({"width": 0}, "--width"),
-        ({"step_size": 0.0}, "--step-size"),
+        ({"step_size": (0.0,)}, "--step-size"),
+        ({"extend": -1}, "--extend"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(change, said):
@@ -441,6 +534,7 @@ def test_what_is_usual():
     assert (grey.augmentation, grey.actual_width) == (None, 8)
     assert (colour.augmentation.numbers, colour.actual_width) == (3, 32)
     assert replace(colour, augment=False).augmentation is None
-    assert colour.inference("l2", 45_000).steps == 20 * (45_000 // 128)
-    assert not colour.inference("l2", 45_000).proximal
-    assert colour.inference("columns", 45_000).proximal
+    assert (colour.actual_epochs, colour.actual_step_sizes) == (20, (0.1,))
+    assert colour.inference("l2", 45_000, 0.1, 20).steps == 20 * (45_000 // 128)
+    assert not colour.inference("l2", 45_000, 0.1, 20).proximal
+    assert colour.inference("columns", 45_000, 0.1, 20).proximal
