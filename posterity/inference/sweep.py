@@ -199,11 +199,9 @@ class Sweep(ABC, Generic[C]):
     def _curves(self, trace: Trace, index: int) -> Curves:
         """Return the stored columns of the trace of a fit, which may be one of several members."""
         curves: Curves = {}
-        for name in self.columns:
+        for name in (column for column in self.columns if column in trace):
             values = trace[name] if trace[name].dim() == 1 else trace[name][:, index]
-            curves[name] = [
-                [step, value] for step, value in zip(trace.steps(name).tolist(), values.tolist(), strict=True)
-            ]
+            curves[name] = [list(pair) for pair in zip(trace.steps(name).tolist(), values.tolist(), strict=True)]
         return curves
 
     def _scored(self, cell: C, posterior: Posterior, seconds: float, curves: Curves) -> Result[C] | None:

@@ -41,12 +41,7 @@ def scores(posterior: Point, rows: Rows) -> dict[str, float]:
     `pruned_difference` is the largest of the differences between outputs of both modules on 256 test images, in
     float32 and (`exact_difference`) in float64. Diverged where an output is not finite.
     """
-    results = {}
-    for prefix, part in (("", rows.test), ("held_out_", rows.held_out)):
-        predictive = _predicted(posterior, part.inputs)
-        results[f"{prefix}accuracy"] = metrics.accuracy(predictive, part.targets)
-        results[f"{prefix}nll"] = metrics.negative_log_likelihood(predictive, part.targets)
-        results[f"{prefix}ece"] = metrics.expected_calibration_error(predictive, part.targets)
+    results = prediction_scores(posterior, rows.test) | prediction_scores(posterior, rows.held_out, "held_out_")
     module = posterior.module()
     weights = [weight.parameter for weight in penalised(module).values()]
     results["zeros"] = sum(int((w == 0).sum()) for w in weights) / sum(w.numel() for w in weights)
@@ -62,6 +57,16 @@ def scores(posterior: Point, rows: Rows) -> dict[str, float]:
     results["filters_left"] = after / before
     results["weights_left"] = smaller.weights[1] / smaller.weights[0]
     return results | {VANISHED + name: float(had - has) for name, (had, has) in smaller.units.items()}
+
+
+def prediction_scores(posterior: Point, rows: LabelledData, prefix: str = "") -> dict[str, float]:
+    """Accuracy, NLL and expected calibration error on some rows."""
+    predictive = _predicted(posterior, rows.inputs)
+    return {
+        f"{prefix}accuracy": metrics.accuracy(predictive, rows.targets),
+        f"{prefix}nll": metrics.negative_log_likelihood(predictive, rows.targets),
+        f"{prefix}ece": metrics.expected_calibration_error(predictive, rows.targets),
+    }
 
 
 def _predicted(posterior: Point, images: Tensor) -> Predictive:
@@ -111,7 +116,10 @@ Fits = list[tuple[Cell, Result[Cell] | None]]
 
 @dataclass(frozen=True, eq=False)
 class Runs(Sweep[Cell]):
-    """The fits of one penalty with one step size and length; `jobs` processes share the memory."""
+    """The fits of one penalty with one step size and length; `jobs` processes share the memory.
+
+    Those of a search see held-out rows alone, and no test rows, at their end.
+    """
 
     columns = (HELD_OUT, TRAINING)
     problem: Problem
@@ -127,8 +135,13 @@ class Runs(Sweep[Cell]):
     def name(self) -> str:
         return f"{self.problem.penalty}, {Cell('', '', 1.0, self.step_size, self.epochs, 0).steps}"
 
+    @property
+    def searches(self) -> bool:
+        """Whether these are the short runs that choose lambdas and step sizes."""
+        return self.epochs != self.settings.actual_epochs
+
     def callbacks(self) -> Sequence[Callback]:
-        return [Accuracies(self.problem.rows)]
+        return [] if self.searches else [Accuracies(self.problem.rows)]
 
     def identity(self, cell: Cell) -> Part:
         return depends_on(cell, self.settings, inference=self._method, **{"training rows": self.fingerprint})
@@ -147,9 +160,13 @@ class Runs(Sweep[Cell]):
 
     def scores(self, cell: Cell, posterior: Posterior) -> dict[str, float]:
         assert isinstance(posterior, Point)
+        if self.searches:
+            return prediction_scores(posterior, self.problem.rows.held_out, "held_out_")
         return scores(posterior, self.problem.rows)
 
     def summary(self, scores: dict[str, float]) -> str:
+        if self.searches:
+            return f"held-out accuracy {scores['held_out_accuracy']:.4f}"
         return (
             f"accuracy {scores['accuracy']:.4f}, held out {scores['held_out_accuracy']:.4f}, "
             f"{100 * scores['zeros']:.0f} % zeros, {100 * scores['filters_left']:.0f} % of filters left"

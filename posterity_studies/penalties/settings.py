@@ -106,6 +106,10 @@ class Settings:
         o.check(self)
         if self.lambdas and "usual" not in self.setups:
             raise ValueError("--lambdas are those of the setup 'usual', which is not asked for. Use --ratios.")
+        if self.search_epochs is not None and self.search_epochs >= self.actual_epochs:
+            raise ValueError(
+                f"--search-epochs must be fewer than the {self.actual_epochs} of --epochs. Got {self.search_epochs}."
+            )
         if self.jobs > 1 and self.device not in ("cpu", "auto"):
             raise ValueError(f"--jobs must be 1 on the device {self.device}. Got {self.jobs}.")
 

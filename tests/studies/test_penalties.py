@@ -190,6 +190,7 @@ def test_a_search_chooses_step_sizes_long_fits_surround_the_best_and_all_of_it_r
     assert whole.at_theory("l2", "bayesian").ratio == 1.0
     document = whole.document()
     assert len(document["search"]) == 4
+    assert set(whole.search[0].scores) == {"held_out_accuracy", "held_out_nll", "held_out_ece"}  # no test rows
     for curve in document["learning_curves"]:
         steps, values = zip(*curve["held_out_accuracy"], strict=True)
         assert steps == tuple(range(1, 7))  # two passes of three steps
@@ -522,6 +523,7 @@ def test_rows_are_scaled_held_out_and_padded_for_deep_networks():
         ({"width": 0}, "--width"),
         ({"step_size": (0.0,)}, "--step-size"),
         ({"extend": -1}, "--extend"),
+        ({"search_epochs": 1}, "must be fewer than the 1 of --epochs"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(change, said):
