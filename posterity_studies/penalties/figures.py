@@ -40,18 +40,20 @@ SIGMAS = (0.1, 0.5, 1.0)
 def draw(study: Study, folder: Path) -> list[str]:
     """Draw the figures into the folder, and give the names of the files."""
     accuracy(study, folder / "accuracy.png")
-    pruning(study, folder / "pruning.png")
-    pairs(folder / "pairs.png")
     learning(study, folder / "learning.png")
-    names = ["accuracy.png", "pruning.png", "pairs.png", "learning.png"]
-    if not study.tunes_steps:
-        return names
-    step_sizes(study, folder / "step-sizes.png")
-    return [*names, "step-sizes.png"]
+    pairs(folder / "pairs.png")
+    names = ["accuracy.png", "learning.png", "pairs.png"]
+    if study.tunes_steps:
+        step_sizes(study, folder / "step-sizes.png")
+        names.append("step-sizes.png")
+    if any(result.scores["filters_left"] < 1.0 for result in study.results):
+        pruning(study, folder / "pruning.png")
+        names.append("pruning.png")
+    return names
 
 
 def accuracy(study: Study, path: Path) -> None:
-    """Test accuracy against lambda, a panel for each penalty; red: lambda_Th."""
+    """Test accuracy against lambda, a panel for each penalty; red: lambda_Th; dotted: the authors' best."""
     figure, axes = _panel_each(study)
     for axis, part in zip(axes, study.parts, strict=True):
         axis.axvline(1.0, color=RED, linewidth=1.4, zorder=0)
@@ -62,7 +64,10 @@ def accuracy(study: Study, path: Path) -> None:
             _curve(axis, [row.relative for row in rows], rows, colour, style)
             last = max([last, *(row.relative for row in rows)])
             levels += [100 * row.scores["accuracy"][0] for row in rows]
-            best = study.best(part.penalty, setup)
+            best, printed = study.best(part.penalty, setup), study.published(part.penalty, setup)
+            if printed is not None:
+                axis.axhline(printed.best, color=colour, linestyle="dotted", linewidth=1.2, zorder=0)
+                levels.append(printed.best)
             if best is not None:
                 panel = ([best.relative], [100 * best.scores["accuracy"][0]])
                 axis.plot(*panel, "*", color=colour, markersize=13, markeredgecolor="white", zorder=5)
@@ -104,14 +109,14 @@ def learning(study: Study, path: Path) -> None:
         axis.set_xlabel("epochs", fontsize=10)
         plain(axis)
     if levels:
-        axes[0].set_ylim(max(0.0, sorted(levels)[len(levels) // 10] - 2.0), 100.5)
+        axes[0].set_ylim(max(0.0, sorted(levels)[len(levels) // 10] - 2.0), min(100.5, max(levels) + 2.0))
     axes[0].set_ylabel("accuracy, %", fontsize=10)
     entries = [Line2D([], [], color=colour, label=label) for colour, label in labels.items()]
     entries += [
-        Line2D([], [], color=GREY, linestyle="dotted", label="on training rows"),
-        Line2D([], [], color=GREY, label="on held-out rows"),
+        Line2D([], [], color=BLACK, label="held-out rows"),
+        Line2D([], [], color=BLACK, linestyle="dotted", label="training rows"),
     ]
-    axes[0].figure.legend(handles=entries, frameon=False, fontsize=9, loc="outside lower center", ncols=len(entries))
+    figure.legend(handles=entries, frameon=False, fontsize=9, loc="outside lower center", ncols=len(entries))
     figure.suptitle(_title(study), fontsize=11)
     save(figure, path)
 
@@ -150,7 +155,7 @@ def step_sizes(study: Study, path: Path) -> None:
     ]
     entries.append(Line2D([], [], color=RED, linewidth=1.4, label=r"$\lambda_{Th} = 1/n$"))
     figure.legend(handles=entries, frameon=False, fontsize=9, loc="outside lower center", ncols=len(entries))
-    figure.suptitle(f"{_title(study)}, {fits[0].cell.epochs if fits else 0} epochs", fontsize=11)
+    figure.suptitle(_title(study, study.settings.search_epochs), fontsize=11)
     save(figure, path)
 
 
@@ -168,6 +173,8 @@ def _panel_each(study: Study, **options: Any) -> tuple["Figure", list["Axes"]]:
 
 def pruning(study: Study, path: Path) -> None:
     """Test accuracy against the filters, and against the weights, that are left; of fits that kept all the best."""
+    from matplotlib.ticker import NullFormatter
+
     figure, axes = panels(1, 2, size=(4.6, 3.4), sharey=True)
     levels, smallest = [], [50.0]
     for part in study.parts:
@@ -184,6 +191,8 @@ def pruning(study: Study, path: Path) -> None:
     axes[0].set_xlim(103, -3)
     axes[1].set_xscale("log")
     axes[1].set_xlim(115, 0.8 * min(smallest))
+    axes[1].xaxis.set_major_formatter("{x:g}")
+    axes[1].xaxis.set_minor_formatter(NullFormatter())
     if levels:
         axes[0].set_ylim(*_frame(levels))
     axes[0].set_ylabel("test accuracy, %", fontsize=10)
@@ -261,6 +270,8 @@ def _legend_of_setups(study: Study, axis: "Axes") -> None:
         Line2D([], [], color=GREY, marker="*", markersize=11, linestyle="none", label=r"$\lambda^*$, held out")
     )
     entries.append(Line2D([], [], color=RED, linewidth=1.4, label=r"$\lambda_{Th} = 1/n$"))
+    if any(study.published(part.penalty, setup) for part in study.parts for setup in styles):
+        entries.append(Line2D([], [], color=GREY, linestyle="dotted", linewidth=1.2, label=r"published, $\lambda^*$"))
     axis.figure.legend(handles=entries, frameon=False, fontsize=9, loc="outside lower center", ncols=len(entries))
 
 
@@ -275,9 +286,11 @@ def _legend_of_penalties(study: Study, axis: "Axes") -> None:
     axis.figure.legend(handles=entries, frameon=False, fontsize=9, loc="outside lower center", ncols=len(entries))
 
 
-def _title(study: Study) -> str:
-    settings = study.settings
-    seeds = f"mean and standard deviation over {settings.seeds} seeds" if settings.seeds > 1 else "one seed"
+def _title(study: Study, search_epochs: int | None = None) -> str:
+    settings, seeds = study.settings, 1 if search_epochs else study.settings.seeds
+    over = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     norm = "" if settings.batch_norm else " without batch norm"
     steps = f", step size {settings.step_size[0]:g}" if len(settings.step_size) == 1 else ""
-    return f"{settings.data}, {settings.architecture.label}{norm}, n = {study.num_data:,}{steps}: {seeds}"
+    epochs = search_epochs or settings.actual_epochs
+    name = f"{settings.data}, {settings.architecture.label}{norm}"
+    return f"{name}, n = {study.num_data:,}{steps}, {epochs} epochs: {over}"

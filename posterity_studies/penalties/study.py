@@ -106,6 +106,11 @@ class Study:
                 best, theory = self.best(part.penalty, setup), self.at_theory(part.penalty, setup)
                 if best is not None and self.at_end(best):
                     lines.append(f"{part.penalty}, {setup}: lambda* is at the end of the grid, and may lie beyond")
+                if theory is not None and self.tunes_steps and theory.step_size == self.settings.actual_step_sizes[0]:
+                    lines.append(
+                        f"{part.penalty}, {setup}: at lambda_Th the shortest step size, {theory.step_size:g}, is best, "
+                        "and a shorter one may be better"
+                    )
                 if best is not None and theory is not None:
                     lines.append(
                         f"{part.penalty}, {setup}: accuracy {_points(best):.2f} at lambda*, {_points(theory):.2f} at "
