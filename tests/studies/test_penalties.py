@@ -4,7 +4,7 @@ import json
 import pickle
 import time
 import warnings
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +18,6 @@ from posterity.penalties import layer_factors, penalty_term, usual_factors
 from posterity_studies.penalties import figures, runs, study
 from posterity_studies.penalties import problem as module
 from posterity_studies.penalties.figures import draw
-from posterity_studies.penalties.grid import Grid, rows_of
 from posterity_studies.penalties.problem import PENALTIES, Cell, problem, read
 from posterity_studies.penalties.settings import Settings
 from posterity_studies.penalties.study import Part, Study, run
@@ -174,100 +173,6 @@ def test_an_interrupted_study_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
         run(replace(TINY, batch_size=4), folder=tmp_path / "part")
     with pytest.raises(BadFolder, match="precision"):
         run(replace(TINY, precision="bf16"), folder=tmp_path / "part")
-
-
-SEARCH = replace(
-    TINY, penalties=("l2",), setups=("bayesian",), step_size=(0.1, 0.02), search_epochs=1, epochs=2, seeds=1, extend=1
-)
-
-
-def test_a_search_chooses_step_sizes_long_fits_surround_the_best_and_all_of_it_resumes(tmp_path, fitted):
-    whole = run(SEARCH, folder=tmp_path / "whole")
-    assert fitted[:2] == [2, 2]  # two lambdas in short runs, for each step size
-    assert [(fit.cell.epochs, fit.cell.seed) for fit in whole.search] == [(1, 0)] * 4
-    grid = Grid(problem("l2", read(SEARCH), SEARCH), SEARCH)
-    assert {fit.cell for fit in whole.results} >= set(grid.around(whole.search))
-    assert whole.at_theory("l2", "bayesian").ratio == 1.0
-    document = whole.document()
-    assert len(document["search"]) == 4
-    assert set(whole.search[0].scores) == {"held_out_accuracy", "held_out_nll", "held_out_ece"}  # no test rows
-    for curve in document["learning_curves"]:
-        steps, values = zip(*curve["held_out_accuracy"], strict=True)
-        assert steps == tuple(range(1, 7))  # two passes of three steps
-        own = next(fit for fit in whole.results if all(curve[key] == value for key, value in asdict(fit.cell).items()))
-        assert values[-1] == pytest.approx(own.scores["held_out_accuracy"])
-        assert len(curve["training_accuracy"]) == 6
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figures.learning(whole, tmp_path / "learning.png")
-        figures.step_sizes(whole, tmp_path / "step-sizes.png")
-
-    def stop(line):
-        if "2 epochs, seed 0" in line:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(SEARCH, folder=tmp_path / "part", report=stop)
-    before = len(fitted)
-    resumed = run(SEARCH, folder=tmp_path / "part")
-    for left, right in ((whole.search, resumed.search), (whole.results, resumed.results)):
-        assert [(fit.cell, fit.scores, fit.curves) for fit in left] == [
-            (fit.cell, fit.scores, fit.curves) for fit in right
-        ]
-    assert not (tmp_path / "part" / "checkpoints").exists()
-    before = len(fitted)
-    assert run(SEARCH, folder=tmp_path / "part").results == resumed.results
-    assert len(fitted) == before
-
-
-def fits(held, epochs):
-    """Results of held-out accuracies by ratio and step size, in the Bayesian setup."""
-    return [
-        Result(cell("l2", "bayesian", ratio, 0, step, epochs), {"held_out_accuracy": value, "held_out_nll": 1.0}, 1.0)
-        for (ratio, step), value in held.items()
-    ]
-
-
-def test_long_fits_have_the_step_sizes_of_the_search_and_neighbours_on_both_sides():
-    settings = replace(SEARCH, setups=("bayesian",), seeds=1, ratios=(0.01, 0.1))
-    grid = Grid(problem("l2", read(settings), settings), settings)
-    held = {
-        (0.01, 0.1): 0.90, (0.01, 0.02): 0.80, (0.1, 0.1): 0.85, (0.1, 0.02): 0.86, (1.0, 0.1): 0.2, (1.0, 0.02): 0.7
-    }  # fmt: skip
-    search = fits(held, 1)
-    chosen = grid.around(search)
-    assert [(own.ratio, own.step_size, own.epochs) for own in chosen] == [
-        (pytest.approx(0.01 / 10**0.5), 0.1, 2),
-        (0.01, 0.1, 2),
-        (pytest.approx(0.01 * 10**0.5), 0.1, 2),  # between two lambdas: as at the best
-        (1.0, 0.02, 2),  # lambda_Th is judged at its own best step size
-    ]
-    least, middle, most, _ = (own.ratio for own in chosen)
-    inside = fits({(least, 0.1): 0.90, (middle, 0.1): 0.92, (most, 0.1): 0.91, (1.0, 0.02): 0.8}, 2)
-    assert grid.beyond(inside, chosen, search) == []
-    at_end = fits({(least, 0.1): 0.90, (middle, 0.1): 0.91, (most, 0.1): 0.92, (1.0, 0.02): 0.8}, 2)
-    (more,) = grid.beyond(at_end, chosen, search)
-    assert (more.ratio, more.step_size) == (pytest.approx(0.1), 0.02)
-    assert grid.beyond(at_end, [*chosen, more], search) == []  # also where the fit diverged
-    ratio_one = fits({(least, 0.1): 0.90, (middle, 0.1): 0.91, (most, 0.1): 0.91, (1.0, 0.02): 0.95}, 2)
-    assert sorted(own.ratio for own in grid.beyond(ratio_one, chosen, search)) == pytest.approx([10**-0.5, 10**0.5])
-    without = replace(settings, search_epochs=None)
-    plain = Grid(grid.problem, without)
-    cells = plain.all(2, 1)
-    first = fits({(own.ratio, own.step_size): 1 - own.ratio / 2 + own.step_size for own in cells}, 2)
-    assert {(own.ratio, own.step_size) for own in plain.beyond(first, cells, [])} == {
-        (0.00316227766017, 0.02), (0.00316227766017, 0.1)
-    }  # fmt: skip
-
-
-def test_a_lambda_takes_the_step_size_that_is_best_on_held_out_rows():
-    held = {(0.1, 0.1): 0.9, (0.1, 0.02): 0.8, (1.0, 0.1): 0.3, (1.0, 0.02): 0.7}
-    rows = rows_of(fits(held, 1), "l2", "bayesian", 4.0, 100)
-    assert [(row.ratio, row.step_size, row.scores["held_out_accuracy"][0]) for row in rows] == [
-        (0.1, 0.1, 0.9), (1.0, 0.02, 0.7)
-    ]  # fmt: skip
-    lucky = fits(held, 1) + [replace(fit, cell=replace(fit.cell, seed=1)) for fit in fits(held, 1)[1:]]
-    assert rows_of(lucky, "l2", "bayesian", 4.0, 100)[0].step_size == 0.02  # at 0.1 the second seed diverged
 
 
 def test_seconds_are_those_of_all_steps_also_of_a_group_that_was_interrupted(tmp_path, monkeypatch):
