@@ -66,12 +66,18 @@ def best_of(rows: Sequence[Row]) -> Row | None:
 def neighbours(ratio: float, ratios: Sequence[float]) -> tuple[float, float]:
     """The next of `ratios` below and above, or half a power of ten away where there is none.
 
-    >>> neighbours(1.0, (0.1, 1.0))
-    (0.1, 3.16227766017)
+    What is 1 but for a rounded `ratio` is 1, lambda_Th itself.
+
+    >>> neighbours(1.0, (0.1, 1.0)), neighbours(0.316, ())
+    ((0.1, 3.16227766017), (0.0999279740612, 1.0))
     """
     below = max((other for other in ratios if other < ratio), default=ratio / SPACING)
     above = min((other for other in ratios if other > ratio), default=ratio * SPACING)
-    return float(f"{below:.12g}"), float(f"{above:.12g}")
+    return _rounded(below), _rounded(above)
+
+
+def _rounded(ratio: float) -> float:
+    return 1.0 if math.isclose(ratio, 1.0, rel_tol=0.01) else float(f"{ratio:.12g}")
 
 
 @dataclass(frozen=True, eq=False)

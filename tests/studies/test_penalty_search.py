@@ -120,6 +120,11 @@ def test_long_fits_have_the_step_sizes_of_the_search_and_neighbours_on_both_side
     assert grid.beyond(at_end, [*chosen, more], search) == []  # also where the fit diverged
     ratio_one = fits({(least, 0.1): 0.90, (middle, 0.1): 0.91, (most, 0.1): 0.91, (1.0, 0.02): 0.95}, 2)
     assert sorted(own.ratio for own in grid.beyond(ratio_one, chosen, search)) == pytest.approx([10**-0.5, 10**0.5])
+    assert [own.ratio for own in grid.around(fits({(0.316, 0.1): 0.9}, 1))] == [
+        pytest.approx(0.0999, abs=1e-4),
+        0.316,
+        1.0,
+    ]
     without = replace(settings, search_epochs=None)
     plain = Grid(grid.problem, without)
     cells = plain.all(2, 1)
