@@ -69,7 +69,7 @@ def neighbours(ratio: float, ratios: Sequence[float]) -> tuple[float, float]:
     What is 1 but for a rounded `ratio` is 1, lambda_Th itself.
 
     >>> neighbours(1.0, (0.1, 1.0)), neighbours(0.316, ())
-    ((0.1, 3.16227766017), (0.0999279740612, 1.0))
+    ((0.1, 3.16227766017), (0.0999279740613, 1.0))
     """
     below = max((other for other in ratios if other < ratio), default=ratio / SPACING)
     above = min((other for other in ratios if other > ratio), default=ratio * SPACING)
