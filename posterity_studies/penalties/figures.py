@@ -292,5 +292,5 @@ def _title(study: Study, search_epochs: int | None = None) -> str:
     norm = "" if settings.batch_norm else " without batch norm"
     steps = f", step size {settings.step_size[0]:g}" if len(settings.step_size) == 1 else ""
     epochs = search_epochs or settings.actual_epochs
-    name = f"{settings.data}, {settings.architecture.label}{norm}"
-    return f"{name}, n = {study.num_data:,}{steps}, {epochs} epochs: {over}"
+    name = f"{settings.data.replace('mnist', 'MNIST').replace('cifar', 'CIFAR')}, {settings.architecture.label}{norm}"
+    return f"{name}, n = {study.num_data:,}{steps}, {epochs} epoch{'s' * (epochs > 1)}: {over}"
