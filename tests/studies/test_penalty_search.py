@@ -64,12 +64,14 @@ def test_a_search_chooses_step_sizes_long_fits_surround_the_best_and_all_of_it_r
         figures.step_sizes(whole, tmp_path / "step-sizes.png")
 
     def stop(line):
-        if "2 epochs, seed 0" in line:
+        if line == "l2, step size 0.02, 2 epochs: a fit, 6 steps":  # the lambda beyond the others
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run(SEARCH, folder=tmp_path / "part", report=stop)
-    resumed = run(SEARCH, folder=tmp_path / "part")
+    told = []
+    resumed = run(SEARCH, folder=tmp_path / "part", report=told.append)
+    assert "l2, step size 0.02, 2 epochs: takes up 1 fits that were interrupted" in told
     for left, right in ((whole.search, resumed.search), (whole.results, resumed.results)):
         assert [(fit.cell, fit.scores, fit.curves) for fit in left] == [
             (fit.cell, fit.scores, fit.curves) for fit in right
