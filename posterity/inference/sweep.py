@@ -7,13 +7,14 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 
 from posterity.errors import BadFolder, Diverged
+from posterity.inference.callbacks import Callback
 from posterity.inference.checkpoint import Checkpoint
 from posterity.inference.executor import first_line, in_halves, largest_group
 from posterity.inference.identity import refuse_other
@@ -38,21 +39,29 @@ class Cell(Protocol):
 
 C = TypeVar("C", bound=Cell)
 
+Curves: TypeAlias = dict[str, list[list[float]]]
+"""Columns of the trace by name, each a list of pairs [step, value]."""
+
 
 @dataclass(frozen=True)
 class Result(Generic[C]):
-    """The scores of a cell, and the seconds of its fit, or its share of the seconds of a group."""
+    """The scores of a cell, the seconds of its fit, or its share of the seconds of a group, and its learning curves."""
 
     cell: C
     scores: dict[str, float]
     seconds: float
+    curves: Curves = field(default_factory=dict)
 
 
-def write_result(cell: C, folder: Path, identity: Part, scores: dict[str, float], seconds: float) -> Result[C]:
-    """Write the scores of a cell with everything that they depend on, atomically."""
+def write_result(
+    cell: C, folder: Path, identity: Part, scores: dict[str, float], seconds: float, curves: Curves | None = None
+) -> Result[C]:
+    """Write the scores and curves of a cell with everything that they depend on, atomically."""
     document = {"identity": identity.config, "scores": scores, "seconds": seconds}
+    if curves:
+        document["curves"] = curves
     write_file(cell.path(folder), (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
-    return Result(cell, scores, seconds)
+    return Result(cell, scores, seconds, curves or {})
 
 
 def stored_results(cells: Sequence[C], folder: Path, identity: Callable[[C], Part]) -> Iterator[Result[C]]:
@@ -71,7 +80,7 @@ def stored_results(cells: Sequence[C], folder: Path, identity: Callable[[C], Par
             message = f"'{path}' holds no result of the study. Delete it, and it is computed again."
             raise BadFolder(message) from error
         refuse_other(path, identity(cell), Part(known), "a fit with other settings", remedy)
-        yield Result(cell, scores, seconds)
+        yield Result(cell, scores, seconds, content.get("curves", {}))
 
 
 class Sweep(ABC, Generic[C]):
@@ -83,6 +92,8 @@ class Sweep(ABC, Generic[C]):
 
     folder: Path
     report: Callable[[str], None]
+    columns: ClassVar[tuple[str, ...]] = ()
+    """Columns of the trace that are stored with the scores, as learning curves."""
 
     @property
     @abstractmethod
@@ -112,6 +123,10 @@ class Sweep(ABC, Generic[C]):
     def setting(self) -> AbstractContextManager[None]:
         """Return the context in which fits run; by default an empty one."""
         return nullcontext()
+
+    def callbacks(self) -> Sequence[Callback]:
+        """Return the callbacks of a fit; by default none."""
+        return ()
 
     def results(self, cells: Sequence[C], most: int | None = None) -> tuple[list[Result[C]], list[C]]:
         """Return the results of all cells, stored or fitted now, and the cells whose fits diverged."""
@@ -164,7 +179,7 @@ class Sweep(ABC, Generic[C]):
             for index, cell in enumerate(cells):
                 member = posterior.member(index) if len(cells) > 1 else posterior
                 earlier = next(stored_results([cell], self.folder, self.identity), None)
-                yield cell, earlier or self._scored(cell, member, seconds)
+                yield cell, earlier or self._scored(cell, member, seconds, self._curves(trace, index))
             shutil.rmtree(self._checkpoint(cells), ignore_errors=True)
 
     def _fit(self, cells: Sequence[C]) -> tuple[Posterior, Trace]:
@@ -176,12 +191,20 @@ class Sweep(ABC, Generic[C]):
         self._tell(f"{count}, {steps:,} steps")
         try:
             with self.setting():
-                return task.run(Checkpoint(path / "run", seconds=SECONDS))
+                return task.run(Checkpoint(path / "run", seconds=SECONDS), self.callbacks())
         except (Diverged, torch.OutOfMemoryError):
             shutil.rmtree(path, ignore_errors=True)
             raise
 
-    def _scored(self, cell: C, posterior: Posterior, seconds: float) -> Result[C] | None:
+    def _curves(self, trace: Trace, index: int) -> Curves:
+        """Return the stored columns of the trace of a fit, which may be one of several members."""
+        curves: Curves = {}
+        for name in (column for column in self.columns if column in trace):
+            values = trace[name] if trace[name].dim() == 1 else trace[name][:, index]
+            curves[name] = [list(pair) for pair in zip(trace.steps(name).tolist(), values.tolist(), strict=True)]
+        return curves
+
+    def _scored(self, cell: C, posterior: Posterior, seconds: float, curves: Curves) -> Result[C] | None:
         """Score and store a fit; returns None, and reports why, where its outputs are not finite."""
         scores: dict[str, float] = {}
         try:
@@ -192,7 +215,7 @@ class Sweep(ABC, Generic[C]):
         if why:
             self.report(f"{cell}: no result. {why}")
             return None
-        result = write_result(cell, self.folder, self.identity(cell), scores, seconds)
+        result = write_result(cell, self.folder, self.identity(cell), scores, seconds, curves)
         self.report(f"{cell}: {self.summary(scores)}, {seconds:.1f} s")
         return result
 

@@ -1,5 +1,6 @@
 """Named fits, their outcomes, and how these are stored."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from posterity.errors import shown
+from posterity.inference.callbacks import Callback
 from posterity.inference.checkpoint import Checkpoint
 from posterity.inference.identity import identity, refuse_other
 from posterity.inference.infer import infer
@@ -49,7 +51,7 @@ class Task:
             **({"initial": self.joint.initial()} if isinstance(self.joint, Joint) else {}),
         )
 
-    def run(self, checkpoint: Checkpoint | None = None) -> tuple[Posterior, Trace]:
+    def run(self, checkpoint: Checkpoint | None = None, callbacks: Sequence[Callback] = ()) -> tuple[Posterior, Trace]:
         """Run the fit; an interrupted fit resumes from its checkpoint."""
         return infer(
             self.method,
@@ -59,6 +61,7 @@ class Task:
             validation=self.validation,
             seed=self.seed,
             checkpoint=checkpoint,
+            callbacks=callbacks,
             progress=False,
         )
 

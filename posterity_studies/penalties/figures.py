@@ -1,17 +1,21 @@
 """The figures of the study: accuracy against lambda, pruning, and penalties beside the KL of their priors."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from posterity.numerics.layout import Layout
 from posterity.penalties import L1, GroupLasso, Penalty, SquaredL2
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, array, panels, plain, save
-from posterity_studies.penalties.study import Row, Study
+from posterity_studies.frame import shades
+from posterity_studies.penalties.grid import Row, rows_of
+from posterity_studies.penalties.runs import HELD_OUT, TRAINING
+from posterity_studies.penalties.study import Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMULAS = {
     "l2": r"$\|w\|_2^2$",
@@ -36,19 +40,22 @@ SIGMAS = (0.1, 0.5, 1.0)
 def draw(study: Study, folder: Path) -> list[str]:
     """Draw the figures into the folder, and give the names of the files."""
     accuracy(study, folder / "accuracy.png")
-    pruning(study, folder / "pruning.png")
+    learning(study, folder / "learning.png")
     pairs(folder / "pairs.png")
-    return ["accuracy.png", "pruning.png", "pairs.png"]
+    names = ["accuracy.png", "learning.png", "pairs.png"]
+    if study.tunes_steps:
+        step_sizes(study, folder / "step-sizes.png")
+        names.append("step-sizes.png")
+    if any(result.scores["filters_left"] < 1.0 for result in study.results):
+        pruning(study, folder / "pruning.png")
+        names.append("pruning.png")
+    return names
 
 
 def accuracy(study: Study, path: Path) -> None:
-    """Test accuracy against lambda, a panel for each penalty; red: lambda_Th."""
-    count = len(study.parts)
-    columns = min(count, 4)
-    figure, axes = panels(-(-count // columns), columns, size=(3.4, 3.0))
-    for axis in axes[count:]:
-        axis.set_axis_off()
-    for axis, part in zip(axes, study.parts, strict=False):
+    """Test accuracy against lambda, a panel for each penalty; red: lambda_Th; dotted: the authors' best."""
+    figure, axes = _panel_each(study)
+    for axis, part in zip(axes, study.parts, strict=True):
         axis.axvline(1.0, color=RED, linewidth=1.4, zorder=0)
         levels, last = [], 1.0
         for setup in study.settings.setups:
@@ -57,12 +64,14 @@ def accuracy(study: Study, path: Path) -> None:
             _curve(axis, [row.relative for row in rows], rows, colour, style)
             last = max([last, *(row.relative for row in rows)])
             levels += [100 * row.scores["accuracy"][0] for row in rows]
-            best = study.best(part.penalty, setup)
+            best, printed = study.best(part.penalty, setup), study.published(part.penalty, setup)
+            if printed is not None:
+                axis.axhline(printed.best, color=colour, linestyle="dotted", linewidth=1.2, zorder=0)
+                levels.append(printed.best)
             if best is not None:
                 panel = ([best.relative], [100 * best.scores["accuracy"][0]])
                 axis.plot(*panel, "*", color=colour, markersize=13, markeredgecolor="white", zorder=5)
         axis.set_xscale("log")
-        axis.set_title(FORMULAS[part.penalty], fontsize=11)
         usual = " (usual: of equal first penalty)" if "usual" in study.settings.setups else ""
         axis.set_xlabel(rf"$\lambda / \lambda_{{Th}}${usual}", fontsize=9)
         if levels:
@@ -76,8 +85,96 @@ def accuracy(study: Study, path: Path) -> None:
     save(figure, path)
 
 
+def learning(study: Study, path: Path) -> None:
+    """Accuracies on held-out and on training rows against passes over the rows, at lambda* and at lambda_Th."""
+    from matplotlib.lines import Line2D
+
+    figure, axes = _panel_each(study, sharey=True)
+    levels = []
+    labels: dict[str, str] = {}  # by colour
+    for axis, part in zip(axes, study.parts, strict=True):
+        for setup in study.settings.setups:
+            for place, row in (("*", study.best(part.penalty, setup)), ("Th", study.at_theory(part.penalty, setup))):
+                if row is None:
+                    continue
+                colour = RED if place == "Th" else SETUP_STYLES[setup][0]
+                labels[colour] = rf"{setup} $\lambda_l$, $\lambda{'^*' if place == '*' else '_{Th}'}$"
+                for fit in study.fits(row):
+                    for name, style in ((HELD_OUT, "solid"), (TRAINING, "dotted")):
+                        points = fit.curves.get(name, [])
+                        passes = [fit.cell.epochs * step / points[-1][0] for step, _ in points]
+                        values = [100 * value for _, value in points]
+                        axis.plot(passes, values, color=colour, linestyle=style, linewidth=1.5)
+                        levels += values
+        axis.set_xlabel("epochs", fontsize=10)
+        plain(axis)
+    if levels:
+        axes[0].set_ylim(max(0.0, sorted(levels)[len(levels) // 10] - 2.0), min(100.5, max(levels) + 2.0))
+    axes[0].set_ylabel("accuracy, %", fontsize=10)
+    entries = [Line2D([], [], color=colour, label=label) for colour, label in labels.items()]
+    entries += [
+        Line2D([], [], color=BLACK, label="held-out rows"),
+        Line2D([], [], color=BLACK, linestyle="dotted", label="training rows"),
+    ]
+    figure.legend(handles=entries, frameon=False, fontsize=9, loc="outside lower center", ncols=len(entries))
+    figure.suptitle(_title(study), fontsize=11)
+    save(figure, path)
+
+
+def step_sizes(study: Study, path: Path) -> None:
+    """Accuracy on held-out rows against lambda, a line for each step size; dashed: with the usual layer factors."""
+    from matplotlib.lines import Line2D
+
+    figure, axes = _panel_each(study)
+    fits = study.search or study.results
+    steps = study.settings.actual_step_sizes
+    colours = dict(zip(steps, shades(len(steps)), strict=True))
+    for axis, part in zip(axes, study.parts, strict=True):
+        axis.axvline(1.0, color=RED, linewidth=1.4, zorder=0)
+        levels = []
+        for setup in study.settings.setups:
+            for step_size, colour in colours.items():
+                own = [fit for fit in fits if fit.cell.step_size == step_size]
+                rows = rows_of(own, part.penalty, setup, part.exchange, study.num_data)
+                values = [100 * row.scores["held_out_accuracy"][0] for row in rows]
+                style = SETUP_STYLES[setup][1]
+                axis.plot(
+                    [row.relative for row in rows], values, color=colour, linestyle=style, marker="o", markersize=3.5
+                )
+                levels += values
+        axis.set_xscale("log")
+        axis.set_xlabel(r"$\lambda / \lambda_{Th}$", fontsize=10)
+        if levels:
+            axis.set_ylim(*_frame(levels))
+        plain(axis)
+    axes[0].set_ylabel("held-out accuracy, %", fontsize=10)
+    entries = [Line2D([], [], color=colour, label=f"step size {step_size:g}") for step_size, colour in colours.items()]
+    entries += [
+        Line2D([], [], color=GREY, linestyle=SETUP_STYLES[setup][1], label=rf"{setup} $\lambda_l$")
+        for setup in study.settings.setups
+    ]
+    entries.append(Line2D([], [], color=RED, linewidth=1.4, label=r"$\lambda_{Th} = 1/n$"))
+    figure.legend(handles=entries, frameon=False, fontsize=9, loc="outside lower center", ncols=len(entries))
+    figure.suptitle(_title(study, study.settings.search_epochs), fontsize=11)
+    save(figure, path)
+
+
+def _panel_each(study: Study, **options: Any) -> tuple["Figure", list["Axes"]]:
+    """A panel for each penalty, with its formula above."""
+    count = len(study.parts)
+    columns = min(count, 4)
+    figure, axes = panels(-(-count // columns), columns, size=(3.4, 3.0), **options)
+    for axis in axes[count:]:
+        axis.set_axis_off()
+    for axis, part in zip(axes, study.parts, strict=False):
+        axis.set_title(FORMULAS[part.penalty], fontsize=11)
+    return figure, list(axes[:count])
+
+
 def pruning(study: Study, path: Path) -> None:
     """Test accuracy against the filters, and against the weights, that are left; of fits that kept all the best."""
+    from matplotlib.ticker import NullFormatter
+
     figure, axes = panels(1, 2, size=(4.6, 3.4), sharey=True)
     levels, smallest = [], [50.0]
     for part in study.parts:
@@ -94,6 +191,8 @@ def pruning(study: Study, path: Path) -> None:
     axes[0].set_xlim(103, -3)
     axes[1].set_xscale("log")
     axes[1].set_xlim(115, 0.8 * min(smallest))
+    axes[1].xaxis.set_major_formatter("{x:g}")
+    axes[1].xaxis.set_minor_formatter(NullFormatter())
     if levels:
         axes[0].set_ylim(*_frame(levels))
     axes[0].set_ylabel("test accuracy, %", fontsize=10)
@@ -171,6 +270,8 @@ def _legend_of_setups(study: Study, axis: "Axes") -> None:
         Line2D([], [], color=GREY, marker="*", markersize=11, linestyle="none", label=r"$\lambda^*$, held out")
     )
     entries.append(Line2D([], [], color=RED, linewidth=1.4, label=r"$\lambda_{Th} = 1/n$"))
+    if any(study.published(part.penalty, setup) for part in study.parts for setup in styles):
+        entries.append(Line2D([], [], color=GREY, linestyle="dotted", linewidth=1.2, label=r"published, $\lambda^*$"))
     axis.figure.legend(handles=entries, frameon=False, fontsize=9, loc="outside lower center", ncols=len(entries))
 
 
@@ -185,9 +286,11 @@ def _legend_of_penalties(study: Study, axis: "Axes") -> None:
     axis.figure.legend(handles=entries, frameon=False, fontsize=9, loc="outside lower center", ncols=len(entries))
 
 
-def _title(study: Study) -> str:
-    settings = study.settings
-    seeds = f"mean and standard deviation over {settings.seeds} seeds" if settings.seeds > 1 else "one seed"
+def _title(study: Study, search_epochs: int | None = None) -> str:
+    settings, seeds = study.settings, 1 if search_epochs else study.settings.seeds
+    over = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     norm = "" if settings.batch_norm else " without batch norm"
-    steps = "" if settings.step_size is None else f", step size {settings.step_size:g}"
-    return f"{settings.data}, {settings.architecture.label}{norm}, n = {study.num_data:,}{steps}: {seeds}"
+    steps = f", step size {settings.step_size[0]:g}" if len(settings.step_size) == 1 else ""
+    epochs = search_epochs or settings.actual_epochs
+    name = f"{settings.data.replace('mnist', 'MNIST').replace('cifar', 'CIFAR')}, {settings.architecture.label}{norm}"
+    return f"{name}, n = {study.num_data:,}{steps}, {epochs} epoch{'s' * (epochs > 1)}: {over}"

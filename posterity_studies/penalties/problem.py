@@ -103,19 +103,27 @@ def read(settings: Settings) -> Rows:
 
 @dataclass(frozen=True)
 class Cell:
-    """One fit: a penalty, a setup, lambda / lambda_Th and a seed."""
+    """One fit: a penalty, a setup, lambda / lambda_Th, the largest step size, passes over the rows, and a seed."""
 
     penalty: str
     setup: str
     ratio: float
+    step_size: float
+    epochs: int
     seed: int
 
     def path(self, folder: Path) -> Path:
         """Its file in the folder of the study."""
-        return folder / "runs" / self.penalty / self.setup / f"ratio-{self.ratio:.12g}" / f"seed-{self.seed}.json"
+        names = f"ratio-{self.ratio:.12g}", f"step-size-{self.step_size:g}", f"epochs-{self.epochs}"
+        return folder.joinpath("runs", self.penalty, self.setup, *names, f"seed-{self.seed}.json")
 
     def __str__(self) -> str:
-        return f"{self.penalty}, {self.setup}, lambda = {self.ratio:.3g} lambda_Th, seed {self.seed}"
+        return f"{self.penalty}, {self.setup}, lambda = {self.ratio:.3g} lambda_Th, {self.steps}, seed {self.seed}"
+
+    @property
+    def steps(self) -> str:
+        """Step size and length of the run, in words."""
+        return f"step size {self.step_size:g}, {self.epochs} epoch{'s' * (self.epochs > 1)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +168,7 @@ class Problem:
 
     def start(self, seeds: Sequence[int], settings: Settings) -> Tensor:
         """First weights, (P,) for one seed or a row for each."""
-        network = self.joint([Cell(self.penalty, "bayesian", 1.0, 0)]).network
+        network = self.joint([Cell(self.penalty, "bayesian", 1.0, 0.1, 1, 0)]).network
         key = Key(settings.seed).fold("penalties").fold("start")
         fresh = network.fresh if settings.batch_norm else partial(_he, self.module, network)
         return first_weights(fresh, seeds, key)

@@ -7,11 +7,12 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posterity import metrics
+from posterity.datasets import LabelledData
 from posterity.errors import Diverged
-from posterity.inference import Task, plan
+from posterity.inference import Callback, Run, Task, plan
 from posterity.inference.sweep import Result, Sweep
 from posterity.methods import MAP
 from posterity.model.data import TensorData, as_data
@@ -28,6 +29,8 @@ from posterity_studies.rows import depends_on, own_orders
 ROWS = 2048  # of a chunk of predictions
 COMPARED = 256  # test images that the smaller module is tried on
 VANISHED = "vanished "  # before the name of a layer
+HELD_OUT, TRAINING = "held_out_accuracy", "training_accuracy"  # curves
+LOOKS = 10  # points of a curve
 
 
 def scores(posterior: Point, rows: Rows) -> dict[str, float]:
@@ -38,12 +41,7 @@ def scores(posterior: Point, rows: Rows) -> dict[str, float]:
     `pruned_difference` is the largest of the differences between outputs of both modules on 256 test images, in
     float32 and (`exact_difference`) in float64. Diverged where an output is not finite.
     """
-    results = {}
-    for prefix, part in (("", rows.test), ("held_out_", rows.held_out)):
-        predictive = _predicted(posterior, part.inputs)
-        results[f"{prefix}accuracy"] = metrics.accuracy(predictive, part.targets)
-        results[f"{prefix}nll"] = metrics.negative_log_likelihood(predictive, part.targets)
-        results[f"{prefix}ece"] = metrics.expected_calibration_error(predictive, part.targets)
+    results = prediction_scores(posterior, rows.test) | prediction_scores(posterior, rows.held_out, "held_out_")
     module = posterior.module()
     weights = [weight.parameter for weight in penalised(module).values()]
     results["zeros"] = sum(int((w == 0).sum()) for w in weights) / sum(w.numel() for w in weights)
@@ -61,6 +59,16 @@ def scores(posterior: Point, rows: Rows) -> dict[str, float]:
     return results | {VANISHED + name: float(had - has) for name, (had, has) in smaller.units.items()}
 
 
+def prediction_scores(posterior: Point, rows: LabelledData, prefix: str = "") -> dict[str, float]:
+    """Accuracy, NLL and expected calibration error on some rows."""
+    predictive = _predicted(posterior, rows.inputs)
+    return {
+        f"{prefix}accuracy": metrics.accuracy(predictive, rows.targets),
+        f"{prefix}nll": metrics.negative_log_likelihood(predictive, rows.targets),
+        f"{prefix}ece": metrics.expected_calibration_error(predictive, rows.targets),
+    }
+
+
 def _predicted(posterior: Point, images: Tensor) -> Predictive:
     try:
         return posterior.predict(images, batch_size=ROWS)
@@ -72,14 +80,51 @@ def _predicted(posterior: Point, images: Tensor) -> Predictive:
         raise Diverged("Its outputs are not finite.", step=0, tensor="the outputs") from error
 
 
+class Accuracies(Callback):
+    """Records accuracies on held-out rows, and on as many training rows, at ten steps of a run, for each member."""
+
+    def __init__(self, rows: Rows) -> None:
+        inputs, targets = (part[: len(rows.held_out)] for part in rows.train.pair)
+        self._parts = {HELD_OUT: rows.held_out, TRAINING: LabelledData(inputs, targets)}
+
+    def after_step(self, run: Run) -> None:
+        if run.step == run.steps or run.step % max(1, run.steps // LOOKS) == 0:
+            run.trace.record(run.step, self._scored(run.latest()))
+
+    @torch.no_grad()
+    def _scored(self, posterior: Posterior) -> dict[str, Tensor]:
+        assert isinstance(posterior, Point)
+        count = posterior.num_members
+        members = [posterior] if count is None else [posterior.member(index) for index in range(count)]
+        modules = [member.module() for member in members]
+        accuracies = {
+            name: torch.tensor([_accuracy(module, part) for module in modules], dtype=torch.float64, device="cpu")
+            for name, part in self._parts.items()
+        }
+        return accuracies if count is not None else {name: values[0] for name, values in accuracies.items()}
+
+
+def _accuracy(module: nn.Module, rows: LabelledData) -> float:
+    """Also of outputs that are not finite, at which the run itself stops."""
+    batches = zip(torch.split(rows.inputs, ROWS), torch.split(rows.targets, ROWS), strict=True)
+    right = sum((module(inputs).argmax(-1) == targets).sum() for inputs, targets in batches)
+    return float(right) / len(rows)
+
+
 Fits = list[tuple[Cell, Result[Cell] | None]]
 
 
 @dataclass(frozen=True, eq=False)
 class Runs(Sweep[Cell]):
-    """The fits of one penalty; `jobs` processes share the memory."""
+    """The fits of one penalty with one step size and length; `jobs` processes share the memory.
 
+    Those of a search see held-out rows alone, and no test rows, at their end.
+    """
+
+    columns = (HELD_OUT, TRAINING)
     problem: Problem
+    step_size: float
+    epochs: int
     folder: Path
     settings: Settings
     report: Callable[[str], None]
@@ -88,16 +133,15 @@ class Runs(Sweep[Cell]):
 
     @property
     def name(self) -> str:
-        return self.problem.penalty
+        return f"{self.problem.penalty}, {Cell('', '', 1.0, self.step_size, self.epochs, 0).steps}"
 
-    def cells(self) -> list[Cell]:
-        """All of the penalty, by seed, setup and lambda."""
-        return [
-            Cell(self.problem.penalty, setup, ratio, seed)
-            for seed in range(self.settings.seeds)
-            for setup in self.settings.setups
-            for ratio in self.problem.ratios(setup, self.settings)
-        ]
+    @property
+    def searches(self) -> bool:
+        """Whether these are the short runs that choose lambdas and step sizes."""
+        return self.epochs != self.settings.actual_epochs
+
+    def callbacks(self) -> Sequence[Callback]:
+        return [] if self.searches else [Accuracies(self.problem.rows)]
 
     def identity(self, cell: Cell) -> Part:
         return depends_on(cell, self.settings, inference=self._method, **{"training rows": self.fingerprint})
@@ -116,9 +160,13 @@ class Runs(Sweep[Cell]):
 
     def scores(self, cell: Cell, posterior: Posterior) -> dict[str, float]:
         assert isinstance(posterior, Point)
+        if self.searches:
+            return prediction_scores(posterior, self.problem.rows.held_out, "held_out_")
         return scores(posterior, self.problem.rows)
 
     def summary(self, scores: dict[str, float]) -> str:
+        if self.searches:
+            return f"held-out accuracy {scores['held_out_accuracy']:.4f}"
         return (
             f"accuracy {scores['accuracy']:.4f}, held out {scores['held_out_accuracy']:.4f}, "
             f"{100 * scores['zeros']:.0f} % zeros, {100 * scores['filters_left']:.0f} % of filters left"
@@ -126,7 +174,7 @@ class Runs(Sweep[Cell]):
 
     @property
     def _method(self) -> MAP:
-        return self.settings.inference(self.problem.penalty, self.problem.num_data)
+        return self.settings.inference(self.problem.penalty, self.problem.num_data, self.step_size, self.epochs)
 
     @property
     def _rows(self) -> TensorData:
@@ -154,7 +202,8 @@ def fit_there(settings: Settings, penalty: str, group: Sequence[Cell], folder: P
     """Fit a group in a process of its own, and return its results and its progress lines."""
     rows, fingerprint = _read(settings)
     lines: list[str] = []
-    runs = Runs(problem(penalty, rows, settings), folder, settings, lines.append, fingerprint)
+    own = problem(penalty, rows, settings)
+    runs = Runs(own, group[0].step_size, group[0].epochs, folder, settings, lines.append, fingerprint)
     return list(runs.fitted(group)), lines
 
 

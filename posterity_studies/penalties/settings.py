@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from posterity.errors import whole
 from posterity.options import as_json, identity, option
 from posterity_studies import options as o
 from posterity_studies.grids import log_grid, merged
@@ -30,6 +31,11 @@ class Settings:
     `ratios`, to which 1 (lambda_Th) belongs. Setup "usual": lambda_l = 1, or the root of the size of a group, and the
     `lambdas`; without any, for each ratio the half power of ten nearest to the lambda at which the first weights (of
     the first seed) have the penalty that they have in the other setup.
+
+    A lambda takes the step size of `step_size` that does best on held-out rows, in every setup and at lambda_Th alike.
+    With `search_epochs` that is found out in short runs of the first seed, of all step sizes and lambdas; runs of
+    `epochs` follow for the best lambda, those half a power of ten to either side of it, and lambda_Th. Where the best
+    of these has no neighbour on a side, a lambda is added there, `extend` times at most.
 
     Fits take proximal steps with Nesterov's momentum, in step sizes that rise over a tenth of the run and fall on a
     cosine. A seed has its own first weights, order of the rows and changes of the images, which all its lambdas and
@@ -60,18 +66,38 @@ class Settings:
         panel=o.METHOD,
         identity=False,
     )
+    extend: int = option(
+        0,
+        help="Lambdas added at most, one by one, where lambda* is at the end.",
+        unit="N",
+        check=whole,
+        panel=o.METHOD,
+        identity=False,
+    )
     seeds: int = o.count(2, "Fits with other first weights, orders and crops.", o.METHOD, identity=False)
-    epochs: int | None = o.count(None, "Passes over the rows.", o.METHOD, usual="by network")
+    epochs: int | None = o.count(None, "Passes over the rows.", o.METHOD, usual="by network", identity=False)
+    search_epochs: int | None = o.count(
+        None, "Passes of short runs that choose lambdas and step sizes.", o.METHOD, usual="no such runs", identity=False
+    )
     rows: int | None = o.count(None, "Training rows used.", o.DATA, usual="all")
     width: int | None = o.count(None, "Channels of the first layers.", o.NETWORK, usual="by network and data")
     batch_size: int = o.count(128, "Rows in a step.", o.METHOD)
-    step_size: float | None = o.amount(None, "Largest of SGD.", o.METHOD, usual="0.1, without batch norm 0.02")
+    step_size: tuple[float, ...] = o.grid(
+        "--step-size",
+        help="Largest of SGD; of several the best on held-out rows.",
+        usual="0.1, without batch norm 0.02",
+        panel=o.METHOD,
+        identity=False,
+    )
     batch_norm: bool = option(True, help="Behind convolutions; else they have biases.", panel=o.NETWORK)
     augment: bool | None = option(
         None, help="Crop training images, and flip those of cifar-10.", usual="the latter only", panel=o.DATA
     )
     held_out: int | None = o.count(None, "Training rows to choose lambda by.", o.DATA, usual="a tenth of all")
     precision: str = o.choice("float32", ("float32", "bf16"), "Of products in training:", o.METHOD)
+    together: int | None = o.count(
+        None, "Fits that step together at most.", o.METHOD, usual="as many as memory has room for", identity=False
+    )
     jobs: int = o.jobs_option(1, "Processes that fit groups side by side, on a CPU.")
     device: str = o.device_option()
     seed: int = o.seed_option()
@@ -80,6 +106,10 @@ class Settings:
         o.check(self)
         if self.lambdas and "usual" not in self.setups:
             raise ValueError("--lambdas are those of the setup 'usual', which is not asked for. Use --ratios.")
+        if self.search_epochs is not None and self.search_epochs >= self.actual_epochs:
+            raise ValueError(
+                f"--search-epochs must be fewer than the {self.actual_epochs} of --epochs. Got {self.search_epochs}."
+            )
         if self.jobs > 1 and self.device not in ("cpu", "auto"):
             raise ValueError(f"--jobs must be 1 on the device {self.device}. Got {self.jobs}.")
 
@@ -106,9 +136,9 @@ class Settings:
         return self.epochs or self.architecture.epochs
 
     @property
-    def actual_step_size(self) -> float:
-        """The largest step size; without batch norm a long one leads astray."""
-        return self.step_size or (0.1 if self.batch_norm else 0.02)
+    def actual_step_sizes(self) -> tuple[float, ...]:
+        """The largest step sizes to choose from, ascending; without batch norm a long one leads astray."""
+        return merged(self.step_size or ((0.1 if self.batch_norm else 0.02),))
 
     @property
     def augmentation(self) -> "Augmentation | None":
@@ -126,21 +156,16 @@ class Settings:
 
     def common(self) -> dict[str, Any]:
         """The settings on which the numbers of a single fit depend."""
-        return identity(self) | {
-            "epochs": self.actual_epochs,
-            "width": self.actual_width,
-            "augment": repr(self.augmentation),
-            "step_size": self.actual_step_size,
-        }
+        return identity(self) | {"width": self.actual_width, "augment": repr(self.augmentation)}
 
-    def inference(self, penalty: str, num_data: int) -> "MAP":
-        """The method of every fit with a penalty on so many rows."""
+    def inference(self, penalty: str, num_data: int, step_size: float, epochs: int) -> "MAP":
+        """The method of every fit with a penalty on so many rows, with this largest step size and so many passes."""
         from posterity.methods import MAP
         from posterity.optim.optimizer import SGD
         from posterity.optim.schedules import Cosine
         from posterity_studies.penalties.problem import PENALTIES
 
         batch = min(self.batch_size, num_data)
-        steps = self.actual_epochs * (num_data // batch)
-        sgd = SGD(self.actual_step_size, 0.9, nesterov=True)
+        steps = epochs * (num_data // batch)
+        sgd = SGD(step_size, 0.9, nesterov=True)
         return MAP(steps, batch, sgd, Cosine(0.1), proximal=PENALTIES[penalty].prior().nonsmooth)

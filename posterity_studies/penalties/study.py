@@ -1,11 +1,10 @@
 """Fits of all penalties, means over seeds, the best lambdas beside published ones, and the tables."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from posterity.cli.frame.output import table
@@ -15,90 +14,33 @@ from posterity.model.data import as_data
 from posterity.penalties import lambda_theory
 from posterity.report.files import processor
 from posterity_studies.frame import notes, remark, title
-from posterity_studies.grids import mean_and_spread, row_as_json
+from posterity_studies.grids import row_as_json
 from posterity_studies.options import Report, silent
-from posterity_studies.penalties.problem import Cell, Rows, problem, read
+from posterity_studies.penalties.grid import Grid, Row, best_of, missing, on_held_out, rows_of
+from posterity_studies.penalties.problem import Cell, Problem, Rows, problem, read
+from posterity_studies.penalties.published import PUBLISHED, Published
 from posterity_studies.penalties.runs import VANISHED, Fits, Runs, fit_there
 from posterity_studies.penalties.settings import Settings
-
-
-@dataclass(frozen=True)
-class Published:
-    """Test accuracies in per cent at the best lambda and at lambda_Th, and log10 of lambda_Th / lambda*."""
-
-    best: float
-    at_theory: float | None = None
-    log_ratio: float | None = None
-
-
-def _rows(
-    net: str,
-    usual: tuple[float, ...],
-    best: tuple[float, ...],
-    at_theory: tuple[float, ...],
-    log_ratios: tuple[float, ...],
-) -> dict[tuple[str, str, str], Published]:
-    names = ("l2", "l1", "rows", "columns")
-    results = {(net, "usual", name): Published(accuracy) for name, accuracy in zip(names, usual, strict=True)}
-    rows = zip(names, best, at_theory, log_ratios, strict=True)
-    return results | {(net, "bayesian", name): Published(*numbers) for name, *numbers in rows}
-
-
-# By network, setup and penalty, from slides on Wolinski, Charpiat and Ollivier (2020), An equivalence between Bayesian
-# priors and penalties in variational inference. They name no data set; that of the paper is CIFAR-10.
-PUBLISHED: Mapping[tuple[str, str, str], Published] = MappingProxyType(
-    {
-        **_rows(
-            "cvnn",
-            (88.00, 88.36, 88.43, 88.04),
-            (88.69, 88.41, 88.67, 88.32),
-            (88.25, 87.48, 87.45, 85.49),
-            (0.5, 1.0, 2.0, 1.5),
-        ),
-        **_rows(
-            "vgg19",
-            (93.35, 93.17, 92.78, 93.37),
-            (93.48, 92.89, 92.35, 93.03),
-            (93.28, 92.74, 92.24, 92.85),
-            (1.0, 1.0, 2.0, 1.0),
-        ),
-    }
-)
-
 
 CLOSE = 0.003  # of accuracy: 0.3 points
 CHOICE = "highest mean accuracy over seeds on held-out training rows, of equals the least NLL there"
 
 
 @dataclass(frozen=True)
-class Row:
-    """A penalty in a setup at a lambda: mean and standard deviation over seeds (None for one) of each score.
-
-    `relative` is the penalty of the first weights over that in the Bayesian setup at lambda_Th: there `ratio` itself.
-    """
-
-    penalty: str
-    setup: str
-    ratio: float
-    strength: float
-    relative: float
-    seeds: int
-    scores: dict[str, tuple[float, float | None]]
-
-
-@dataclass(frozen=True)
 class Part:
-    """A penalty: lambda / lambda_Th by setup, ascending, lambda_l by setup, and `exchange` (see `Problem`)."""
+    """A penalty: lambda_l by setup, and `exchange` (see `Problem`)."""
 
     penalty: str
-    ratios: dict[str, tuple[float, ...]]
     factors: dict[str, dict[str, float]]
     exchange: float
 
 
 @dataclass(frozen=True)
 class Study:
-    """All that the study found: n, the penalties, a result for each fit, and the fits that diverged."""
+    """All that the study found: n, the penalties, a result for each fit, and the fits that diverged.
+
+    `search` are the short runs that chose lambdas and step sizes, if any.
+    """
 
     settings: Settings
     num_data: int
@@ -106,28 +48,16 @@ class Study:
     parts: tuple[Part, ...]
     results: tuple[Result[Cell], ...]
     failed: tuple[Cell, ...] = ()
+    search: tuple[Result[Cell], ...] = ()
 
     def rows(self, penalty: str, setup: str) -> list[Row]:
         """The lambdas of a penalty in a setup, ascending, without those that have no fit; none of a setup not run."""
         part = next(part for part in self.parts if part.penalty == penalty)
-        results = []
-        for ratio in part.ratios.get(setup, ()):
-            wanted = (penalty, setup, ratio)
-            values = [
-                result.scores
-                for result in self.results
-                if (result.cell.penalty, result.cell.setup, result.cell.ratio) == wanted
-            ]
-            if values:
-                scores = {key: mean_and_spread([scores[key] for scores in values]) for key in values[0]}
-                relative = ratio if setup == "bayesian" else ratio / part.exchange
-                strength = ratio * lambda_theory(self.num_data)
-                results.append(Row(penalty, setup, ratio, strength, relative, len(values), scores))
-        return results
+        return rows_of(self.results, penalty, setup, part.exchange, self.num_data)
 
     def best(self, penalty: str, setup: str) -> Row | None:
-        """The row at lambda*, chosen on held-out rows: the highest mean accuracy, of equals the least NLL."""
-        return max(self.rows(penalty, setup), key=_on_held_out, default=None)
+        """The row at lambda*."""
+        return best_of(self.rows(penalty, setup))
 
     def at_theory(self, penalty: str, setup: str) -> Row | None:
         """The row at lambda_Th, which the Bayesian setup has."""
@@ -135,19 +65,34 @@ class Study:
             return None
         return next((row for row in self.rows(penalty, setup) if row.ratio == 1.0), None)
 
+    @property
+    def tunes_steps(self) -> bool:
+        """Whether each lambda has a step size of its own."""
+        return len(self.settings.actual_step_sizes) > 1
+
     def at_end(self, row: Row) -> bool:
-        """Whether a row is the first or last of its lambdas, so that the best may lie beyond."""
-        rows = self.rows(row.penalty, row.setup)
-        return len(rows) > 1 and row.ratio in (rows[0].ratio, rows[-1].ratio)
+        """Whether a row has no other lambda on one side, so that the best may lie beyond."""
+        cells = (*(result.cell for result in self.results), *self.failed)
+        ratios = {cell.ratio for cell in cells if (cell.penalty, cell.setup) == (row.penalty, row.setup)}
+        return bool(missing(row, sorted(ratios), self.settings))
+
+    def fits(self, row: Row) -> list[Result[Cell]]:
+        """The fits of a row, one for each seed."""
+        wanted = (row.penalty, row.setup, row.ratio, row.step_size)
+        return [
+            result
+            for result in self.results
+            if (result.cell.penalty, result.cell.setup, result.cell.ratio, result.cell.step_size) == wanted
+        ]
 
     def sparsest(self, penalty: str) -> Row | None:
         """The row with the fewest filters of those within 0.3 points of the penalty's best held-out accuracy."""
         rows = [row for setup in self.settings.setups for row in self.rows(penalty, setup)]
         if not rows:
             return None
-        best = max(_on_held_out(row)[0] for row in rows)
-        close = [row for row in rows if _on_held_out(row)[0] >= best - CLOSE]
-        return min(close, key=lambda row: (row.scores["filters_left"][0], -_on_held_out(row)[0]))
+        best = max(on_held_out(row)[0] for row in rows)
+        close = [row for row in rows if on_held_out(row)[0] >= best - CLOSE]
+        return min(close, key=lambda row: (row.scores["filters_left"][0], -on_held_out(row)[0]))
 
     def published(self, penalty: str, setup: str) -> Published | None:
         """The authors' numbers, for CIFAR-10."""
@@ -161,6 +106,11 @@ class Study:
                 best, theory = self.best(part.penalty, setup), self.at_theory(part.penalty, setup)
                 if best is not None and self.at_end(best):
                     lines.append(f"{part.penalty}, {setup}: lambda* is at the end of the grid, and may lie beyond")
+                if theory is not None and self.tunes_steps and theory.step_size == self.settings.actual_step_sizes[0]:
+                    lines.append(
+                        f"{part.penalty}, {setup}: at lambda_Th the shortest step size, {theory.step_size:g}, is best, "
+                        "and a shorter one may be better"
+                    )
                 if best is not None and theory is not None:
                     lines.append(
                         f"{part.penalty}, {setup}: accuracy {_points(best):.2f} at lambda*, {_points(theory):.2f} at "
@@ -179,11 +129,7 @@ class Study:
 
     def _difference(self, row: Row, key: str = "pruned_difference") -> float:
         """The largest over the seeds of a row."""
-        wanted = (row.penalty, row.setup, row.ratio)
-        cells = [
-            result for result in self.results if (result.cell.penalty, result.cell.setup, result.cell.ratio) == wanted
-        ]
-        return max(cell.scores[key] for cell in cells)
+        return max(fit.scores[key] for fit in self.fits(row))
 
     def table(self) -> list[dict[str, Any]]:
         """A line for each penalty and setup: what is at lambda* and at lambda_Th, and the authors' numbers."""
@@ -194,20 +140,35 @@ class Study:
                 printed = self.published(part.penalty, setup)
                 if best is None:
                     continue
+                at_theory = None if theory is None else _points(theory)
                 results.append(
                     {
                         "penalty": part.penalty,
                         "setup": setup,
                         "lambda_best": best.strength,
                         "lambda_best_at_the_end_of_the_grid": self.at_end(best),
+                        "step_size_at_best": best.step_size,
+                        "step_size_at_theory": None if theory is None else theory.step_size,
                         "accuracy_at_best": _pair(best.scores["accuracy"]),
                         "accuracy_at_theory": None if theory is None else _pair(theory.scores["accuracy"]),
                         "theory_over_best": 1.0 / best.ratio if setup == "bayesian" else None,
                         "log10_theory_over_best": -math.log10(best.ratio) if setup == "bayesian" else None,
                         "published": None if printed is None else asdict(printed),
+                        "difference": None if printed is None else printed.difference(_points(best), at_theory),
                     }
                 )
         return results
+
+    def shown_fits(self) -> list[Result[Cell]]:
+        """The fits at lambda* and at lambda_Th, whose learning curves are shown."""
+        rows = [
+            row
+            for part in self.parts
+            for setup in self.settings.setups
+            for row in (self.best(part.penalty, setup), self.at_theory(part.penalty, setup))
+            if row is not None
+        ]
+        return [fit for index, row in enumerate(rows) if row not in rows[:index] for fit in self.fits(row)]
 
     def document(self) -> dict[str, Any]:
         """Every number of the study, ready for JSON."""
@@ -217,7 +178,13 @@ class Study:
         return {
             "settings": settings.config(),
             **processor(settings.device),
-            "inference": {part.penalty: repr(settings.inference(part.penalty, self.num_data)) for part in self.parts},
+            "inference": {
+                f"{part.penalty}, step size {step_size:g}": repr(
+                    settings.inference(part.penalty, self.num_data, step_size, settings.actual_epochs)
+                )
+                for part in self.parts
+                for step_size in settings.actual_step_sizes
+            },
             "augmentation": repr(settings.augmentation),
             "width": settings.actual_width,
             "num_data": self.num_data,
@@ -243,6 +210,8 @@ class Study:
             ],
             "penalties": [asdict(part) for part in self.parts],
             "rows": [row_as_json(row) for row in rows],
+            "learning_curves": [{**asdict(fit.cell), **fit.curves} for fit in self.shown_fits()],
+            "search": [{**asdict(result.cell), **_chosen_by(result)} for result in self.search],
             "fits": [{**asdict(result.cell), **result.scores, "seconds": result.seconds} for result in self.results],
             "diverged": [asdict(cell) for cell in self.failed],
             "notes": self.notes(),
@@ -252,55 +221,93 @@ class Study:
 def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | None = None) -> Study:
     """Run the study, or the part of it that `folder` does not hold yet; `report` is told a line about each fit.
 
-    `rows` are what `read` gives, which is called without them. Lambdas, setups and seeds of a penalty train together,
-    as members, in groups for which there is memory, or in so many that `settings.jobs` processes have one each.
+    `rows` are what `read` gives, which is called without them. Lambdas, setups and seeds of a penalty and step size
+    train together, as members, in groups for which there is memory, or in so many that `settings.jobs` processes have
+    one each.
     """
-    rows, jobs = read(settings) if rows is None else rows, settings.jobs
-    fingerprint = as_data(rows.train.pair).fingerprint()
-    each = [
-        Runs(problem(name, rows, settings), folder, settings, report, fingerprint, jobs) for name in settings.penalties
-    ]
-    cells = {runs: runs.cells() for runs in each}
-    result: dict[Cell, Result[Cell]] = {}
-    for runs, own in cells.items():
-        result |= runs.stored(own)
-    missing = {runs: [cell for cell in own if cell not in result] for runs, own in cells.items()}
-    total = sum(map(len, missing.values()))
-    most = None if jobs == 1 else max(1, math.ceil(total / jobs))
-    groups = [(runs, group) for runs, own in missing.items() for group in runs.groups(cells[runs], own, most)]
-    failed: list[Cell] = []
-    work = {f"{runs.name}, group {i}": _work(runs, group, jobs) for i, (runs, group) in enumerate(groups, start=1)}
-    for fits, lines in in_processes(work, jobs):
-        for line in lines:
-            report(line)
-        for cell, fit in fits:
-            if fit is None:
-                failed.append(cell)
-            else:
-                result[cell] = fit
-    for runs in each:
+    rows = read(settings) if rows is None else rows
+    problems = {name: problem(name, rows, settings) for name in settings.penalties}
+    fits = _Fits(problems, settings, folder, report, as_data(rows.train.pair).fingerprint())
+    grids = [Grid(own, settings) for own in problems.values()]
+    search: list[Result[Cell]] = []
+    if settings.search_epochs:
+        search = fits.of([cell for grid in grids for cell in grid.all(settings.search_epochs, seeds=1)])
+        cells = [cell for grid in grids for cell in grid.around(search)]
+    else:
+        cells = [cell for grid in grids for cell in grid.all(settings.actual_epochs, settings.seeds)]
+    results = fits.of(cells)
+    for _ in range(settings.extend):
+        more = [cell for grid in grids for cell in grid.beyond(results, cells, search)]
+        cells = cells + more
+        results = fits.of(cells) if more else results
+    for runs in fits.begun:  # not before: each run knows only its own cells, and would remove what others left
         runs.remove_checkpoints()
     parts = [
-        Part(
-            runs.name,
-            {setup: runs.problem.ratios(setup, settings) for setup in settings.setups},
-            {setup: dict(own) for setup, own in runs.problem.factors.items()},
-            runs.problem.exchange,
-        )
-        for runs in each
+        Part(name, {setup: dict(factors) for setup, factors in own.factors.items()}, own.exchange)
+        for name, own in problems.items()
     ]
-    results = tuple(result[cell] for own in cells.values() for cell in own if cell in result)
-    return Study(settings, len(rows.train), len(rows.held_out), tuple(parts), results, tuple(failed))
+    failed = tuple(cell for cell in cells if cell in fits.failed)
+    return Study(settings, len(rows.train), len(rows.held_out), tuple(parts), tuple(results), failed, tuple(search))
+
+
+@dataclass
+class _Fits:
+    """Fits of cells, each once, and the cells whose fits diverged."""
+
+    problems: dict[str, Problem]
+    settings: Settings
+    folder: Path
+    report: Report
+    fingerprint: str
+    known: dict[Cell, Result[Cell]] = field(default_factory=dict)
+    failed: set[Cell] = field(default_factory=set)
+    begun: list[Runs] = field(default_factory=list)
+
+    def of(self, cells: Sequence[Cell]) -> list[Result[Cell]]:
+        """The results of the cells that have some, in their order."""
+        wanted = [cell for cell in cells if cell not in self.known and cell not in self.failed]
+        runs = self._runs(wanted)
+        for own, its in runs.items():
+            self.known |= own.stored(its)
+        left = {own: lacking for own, its in runs.items() if (lacking := [c for c in its if c not in self.known])}
+        jobs, most = self.settings.jobs, self.settings.together
+        if jobs > 1:
+            share = max(1, math.ceil(sum(map(len, left.values())) / jobs))
+            most = share if most is None else min(share, most)
+        groups = [(own, group) for own, its in left.items() for group in own.groups(runs[own], its, most)]
+        work = {f"{own.name}, group {i}": _work(own, group, jobs) for i, (own, group) in enumerate(groups, start=1)}
+        for fits, lines in in_processes(work, jobs):
+            for line in lines:
+                self.report(line)
+            self.known |= {cell: fit for cell, fit in fits if fit is not None}
+            self.failed |= {cell for cell, fit in fits if fit is None}
+        self.begun += runs
+        return [self.known[cell] for cell in cells if cell in self.known]
+
+    def _runs(self, cells: Sequence[Cell]) -> dict[Runs, list[Cell]]:
+        """The cells by penalty, step size and length: these run together."""
+        groups: dict[tuple[str, float, int], list[Cell]] = {}
+        for cell in cells:
+            groups.setdefault((cell.penalty, cell.step_size, cell.epochs), []).append(cell)
+        return {
+            Runs(
+                self.problems[penalty],
+                step_size,
+                epochs,
+                self.folder,
+                self.settings,
+                self.report,
+                self.fingerprint,
+                self.settings.jobs,
+            ): own
+            for (penalty, step_size, epochs), own in groups.items()
+        }
 
 
 def _work(runs: Runs, group: Sequence[Cell], jobs: int) -> Callable[[], tuple[Fits, list[str]]]:
     if jobs == 1:
         return lambda: (list(runs.fitted(group)), [])
-    return partial(fit_there, runs.settings, runs.name, group, runs.folder)
-
-
-def _on_held_out(row: Row) -> tuple[float, float]:
-    return row.scores["held_out_accuracy"][0], -row.scores["held_out_nll"][0]
+    return partial(fit_there, runs.settings, runs.problem.penalty, group, runs.folder)
 
 
 def _points(row: Row) -> float:
@@ -318,20 +325,27 @@ def show(out: Any, study: Study) -> None:
     title(out, f"{name}, n = {study.num_data:,}: test accuracy in per cent")
     lines = study.table()
     columns = ("at lambda*", "at lambda_Th", "lambda_Th / lambda*")
-    rows = table("penalty, setup", "lambda*", *columns)
+    rows = table("penalty, setup", "lambda*", *columns, *(["step sizes"] if study.tunes_steps else []))
     for line in lines:
         ratio = line["theory_over_best"]
         numbers = (_percent(line["accuracy_at_best"]), _percent(line["accuracy_at_theory"]))
-        rows.add_row(_name(line), f"{line['lambda_best']:.2g}", *numbers, "" if ratio is None else f"{ratio:.3g}")
+        steps = [f"{line[key]:g}" for key in ("step_size_at_best", "step_size_at_theory") if line[key] is not None]
+        rows.add_row(
+            _name(line),
+            f"{line['lambda_best']:.2g}",
+            *numbers,
+            "" if ratio is None else f"{ratio:.3g}",
+            *([", ".join(steps)] if study.tunes_steps else []),
+        )
     out.print(rows)
     seeds = f"Mean ± standard deviation over {settings.seeds} seeds" if settings.seeds > 1 else "One seed"
     choice = f"lambda* has the best accuracy on {study.held_out:,} held-out training rows."
     remark(out, f"{seeds}. {choice}")
     if any(line["published"] for line in lines):
-        title(out, "As the authors had it, with networks and settings of their own")
+        title(out, "As the authors had it, with networks and settings of their own (ours less theirs)")
         rows = table("penalty, setup", *columns)
         for line in lines:
-            rows.add_row(_name(line), *_published(line["published"]))
+            rows.add_row(_name(line), *_published(line["published"], line["difference"]))
         out.print(rows)
     notes(out, study.notes())
 
@@ -347,12 +361,15 @@ def _percent(pair: dict[str, float | None] | None) -> str:
     return f"{100 * pair['mean']:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
 
 
-def _published(line: dict[str, float | None] | None) -> tuple[str, str, str]:
+def _published(line: dict[str, float | None] | None, difference: dict[str, float | None]) -> tuple[str, str, str]:
     if line is None:
         return "", "", ""
-    theory, log_ratio = line["at_theory"], line["log_ratio"]
-    return (
-        f"{line['best']:.2f}",
-        "" if theory is None else f"{theory:.2f}",
-        "" if log_ratio is None else f"{10**log_ratio:.3g}",
+    best, theory = (
+        "" if line[key] is None else f"{line[key]:.2f} ({difference[key]:+.2f})" for key in ("best", "at_theory")
     )
+    return best, theory, "" if line["log_ratio"] is None else f"{10 ** line['log_ratio']:.3g}"
+
+
+def _chosen_by(result: Result[Cell]) -> dict[str, float]:
+    """What a fit of the search is judged by."""
+    return {key: result.scores[key] for key in ("held_out_accuracy", "held_out_nll")}

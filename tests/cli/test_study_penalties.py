@@ -1,5 +1,7 @@
 """`posterity study penalties`: the table, the folder, going on, processes, and what is refused."""
 
+import json
+
 import pytest
 from noiseimages import noise_images
 
@@ -29,7 +31,7 @@ def test_the_table_and_the_folder(study):
     result = study("penalties", *TINY, "--no-augment", told=told, seed=3, goes_on=True)
     assert "mnist, small convolutional network of width 1, n = 20: test accuracy in per cent" in result.out
     assert "rows, bayesian" in result.out
-    assert result.err.splitlines()[0] == "l2: 4 fits together, 2 steps"
+    assert result.err.splitlines()[0] == "l2, step size 0.1, 1 epoch: 4 fits together, 2 steps"
     assert result.stored["fits"]
 
 
@@ -37,14 +39,21 @@ def test_the_numbers_of_the_authors_stand_beside(run, tmp_path):
     result = run("study", "penalties", *TINY, "--data", "cifar-10", "--penalties", "rows", "--out", tmp_path / "study")
     assert result.code == 0
     theirs = result.out.partition("As the authors had it")[2]
-    assert "rows, bayesian        88.67          87.45                   100" in theirs
+    line = next(line for line in theirs.splitlines() if "rows, bayesian " in line).split()
+    assert (line[2], line[4], line[6]) == ("88.67", "87.45", "100")
+    best = result_of(tmp_path)["table"][1]["accuracy_at_best"]["mean"]
+    assert line[3] == f"({100 * best - 88.67:+.2f})"
     assert "One seed. lambda* has the best accuracy on 20 held-out training rows." in result.out
+
+
+def result_of(folder):
+    return json.loads((folder / "study" / "results.json").read_text())
 
 
 def test_goes_on_where_it_was_interrupted(interrupted):
     resumed, there = interrupted("penalties", *TINY, writer=sweep)
-    assert "l2: takes up 4 fits that were interrupted" in resumed
-    assert there == [f"{name}: 4 of 4 fits are there already" for name in ("l2", "rows")]
+    assert "l2, step size 0.1, 1 epoch: takes up 4 fits that were interrupted" in resumed
+    assert there == [f"{name}, step size 0.1, 1 epoch: 4 of 4 fits are there already" for name in ("l2", "rows")]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,10 @@ TINY = Settings(
 )
 
 
+def cell(penalty, setup, ratio, seed, step_size=0.1, epochs=1):
+    return Cell(penalty, setup, ratio, step_size, epochs, seed)
+
+
 def images(count, channels=1, side=28):
     drawn = Key(count).normal((count, channels, side, side), torch.float32)
     targets = torch.arange(count) % 10
@@ -90,7 +94,7 @@ def test_fits_are_what_they_would_be_alone_and_groups_are_told(tmp_path, monkeyp
     lines = []
     alone = run(settings, folder=tmp_path / "alone", report=lines.append)
     assert fitted[1:] == [1] * 8
-    assert f"{penalty}: 8 fits run in groups of 1: memory has no room for more at once" in lines
+    assert f"{penalty}, step size 0.1, 1 epoch: 8 fits run in groups of 1: memory has no room for more at once" in lines
     assert [result.cell for result in together.results] == [result.cell for result in alone.results]
     for left, right in zip(together.results, alone.results, strict=True):
         assert left.scores == pytest.approx(right.scores, rel=1e-3, abs=1e-4)
@@ -99,7 +103,7 @@ def test_fits_are_what_they_would_be_alone_and_groups_are_told(tmp_path, monkeyp
 def test_members_have_the_rates_of_their_setups():
     rows = read(TINY)
     own = problem("rows", rows, TINY)
-    cells = [Cell("rows", "usual", 0.5, 0), Cell("rows", "bayesian", 2.0, 1)]
+    cells = [cell("rows", "usual", 0.5, 0), cell("rows", "bayesian", 2.0, 1)]
     prior = own.joint(cells).prior
     expected = (usual_factors(own.module, PENALTIES["rows"]), layer_factors(own.module, PENALTIES["rows"]))
     for name in expected[0]:
@@ -119,7 +123,7 @@ def test_members_have_the_rates_of_their_setups():
 def test_usual_lambdas_give_the_first_weights_about_the_same_penalty(penalty):
     settings = replace(TINY, ratios=())
     own = problem(penalty, read(settings), settings)
-    module = own.joint([Cell(penalty, "bayesian", 1.0, 0)]).network
+    module = own.joint([cell(penalty, "bayesian", 1.0, 0)]).network
     names = {
         part.name: view for part, view in zip(module.layout, module.layout.views(own.start([0], settings)), strict=True)
     }
@@ -137,7 +141,7 @@ def test_usual_lambdas_give_the_first_weights_about_the_same_penalty(penalty):
     for usual_ratio, ratio in zip(ratios, settings.all_ratios, strict=True):
         exponent = 2 * torch.log10(torch.tensor(usual_ratio / own.num_data, dtype=torch.float64))
         assert float(exponent) == pytest.approx(round(float(exponent)), abs=1e-6)
-        assert 10**-0.251 < own.relative(Cell(penalty, "usual", usual_ratio, 0)) / ratio < 10**0.251
+        assert 10**-0.251 < own.relative(cell(penalty, "usual", usual_ratio, 0)) / ratio < 10**0.251
     given = replace(settings, lambdas=(0.5, 0.25))
     assert own.ratios("usual", given) == (0.25 * 24, 0.5 * 24)
     assert own.ratios("bayesian", given) == settings.all_ratios
@@ -147,7 +151,7 @@ def test_an_interrupted_study_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
     whole = run(TINY, folder=tmp_path / "whole")
 
     def stop(line):
-        if line.startswith("rows, bayesian, lambda = 0.1 lambda_Th, seed 0"):
+        if line.startswith("rows, bayesian, lambda = 0.1 lambda_Th, step size 0.1, 1 epoch, seed 0"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -156,8 +160,8 @@ def test_an_interrupted_study_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
     lines = []
     resumed = run(TINY, folder=tmp_path / "part", report=lines.append)
     assert [result.scores for result in resumed.results] == [result.scores for result in whole.results]
-    assert "l2: 8 of 8 fits are there already" in lines
-    assert "rows: takes up 8 fits that were interrupted" in lines
+    assert "l2, step size 0.1, 1 epoch: 8 of 8 fits are there already" in lines
+    assert "rows, step size 0.1, 1 epoch: takes up 8 fits that were interrupted" in lines
     assert not (tmp_path / "part" / "checkpoints").exists()
     count = len(fitted)
     assert run(TINY, folder=tmp_path / "part").results == resumed.results
@@ -165,8 +169,8 @@ def test_an_interrupted_study_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
     more = run(replace(TINY, ratios=(0.1, 3.0), penalties=("l2",)), folder=tmp_path / "part")
     assert fitted[count:] == [4]
     assert len(more.results) == 12
-    with pytest.raises(BadFolder, match=r"step_size differs: 0\.1, now 0\.2"):
-        run(replace(TINY, step_size=0.2), folder=tmp_path / "part")
+    with pytest.raises(BadFolder, match=r"batch_size differs: 8, now 4"):
+        run(replace(TINY, batch_size=4), folder=tmp_path / "part")
     with pytest.raises(BadFolder, match="precision"):
         run(replace(TINY, precision="bf16"), folder=tmp_path / "part")
 
@@ -181,7 +185,7 @@ def test_seconds_are_those_of_all_steps_also_of_a_group_that_was_interrupted(tmp
     infer, calls = task.infer, []
 
     def interrupted(*words, **options):
-        calls.append(infer(*words, **options, callbacks=[Slow()]))
+        calls.append(infer(*words, **{**options, "callbacks": [*options["callbacks"], Slow()]}))
         if len(calls) == 1:
             raise KeyboardInterrupt
         return calls[-1]
@@ -191,7 +195,7 @@ def test_seconds_are_those_of_all_steps_also_of_a_group_that_was_interrupted(tmp
         run(settings, folder=tmp_path)
     result = run(settings, folder=tmp_path)
     assert len(calls) == 2
-    steps = settings.inference("l2", 24).steps  # all of them before the interruption
+    steps = settings.inference("l2", 24, 0.1, 1).steps  # all of them before the interruption
     assert sum(item.seconds for item in result.results) >= 0.1 * steps
 
 
@@ -228,10 +232,10 @@ def test_a_fit_that_diverges_loses_no_other(tmp_path, monkeypatch):
     settings = replace(TINY, penalties=("l2",), setups=("bayesian",), seeds=1, ratios=(0.1, 10.0))
     lines = []
     result = run(settings, folder=tmp_path, report=lines.append)
-    assert result.failed == (Cell("l2", "bayesian", 10.0, 0),)
+    assert result.failed == (cell("l2", "bayesian", 10.0, 0),)
     assert [item.cell.ratio for item in result.results] == [0.1, 1.0]
     assert any("go in halves" in line for line in lines)
-    assert "l2, bayesian, lambda = 10 lambda_Th, seed 0: diverged, no result" in result.notes()
+    assert "l2, bayesian, lambda = 10 lambda_Th, step size 0.1, 1 epoch, seed 0: diverged, no result" in result.notes()
     assert len(result.document()["diverged"]) == 1
 
 
@@ -241,7 +245,10 @@ def test_a_fit_whose_outputs_overflow_after_its_last_step_has_no_result(tmp_path
     result = run(settings, folder=tmp_path, report=lines.append)
     assert [item.cell.ratio for item in result.results] == [1.0]
     assert [cell.ratio for cell in result.failed] == [1e12]
-    assert "l2, bayesian, lambda = 1e+12 lambda_Th, seed 0: no result. Its outputs are not finite." in lines
+    assert (
+        "l2, bayesian, lambda = 1e+12 lambda_Th, step size 0.1, 1 epoch, seed 0: no result. Its outputs are not finite."
+        in lines
+    )
     draw(result, tmp_path)
 
 
@@ -251,7 +258,7 @@ def test_a_fit_with_an_infinite_score_has_no_result(tmp_path, monkeypatch):
     lines = []
     result = run(settings, folder=tmp_path, report=lines.append)
     assert not result.results
-    assert "l2, bayesian, lambda = 0.1 lambda_Th, seed 0: no result. Its nll is inf." in lines
+    assert "l2, bayesian, lambda = 0.1 lambda_Th, step size 0.1, 1 epoch, seed 0: no result. Its nll is inf." in lines
 
 
 def test_the_usual_setup_stands_alone(tmp_path):
@@ -288,23 +295,12 @@ def test_kernels_of_convolutions_are_tried_out_while_fits_run_and_no_longer(tmp_
 def made(scores, settings=TINY):
     """A study of given scores by penalty, setup, ratio and seed, with 100 rows."""
     names = tuple(dict.fromkeys(penalty for penalty, *_ in scores))
-    parts = tuple(
-        Part(
-            name,
-            {
-                setup: tuple(sorted({ratio for p, s, ratio, _ in scores if (p, s) == (name, setup)}))
-                for setup in settings.setups
-            },
-            {setup: {"0.weight": 1.0} for setup in settings.setups},
-            4.0,
-        )
-        for name in names
-    )
+    parts = tuple(Part(name, {setup: {"0.weight": 1.0} for setup in settings.setups}, 4.0) for name in names)
     usual = {"nll": 0.4, "held_out_nll": 0.4, "filters_left": 1.0, "weights_left": 1.0, "zeros": 0.0}
     differences = {"pruned_difference": 1e-6, "exact_difference": 1e-15, "vanished 0": 3.0}
     results = tuple(
-        Result(Cell(*cell), {**usual, **differences, "accuracy": 0.5, "held_out_accuracy": 0.5, **own}, 1.0)
-        for cell, own in scores.items()
+        Result(cell(*own), {**usual, **differences, "accuracy": 0.5, "held_out_accuracy": 0.5, **values}, 1.0)
+        for own, values in scores.items()
     )
     return Study(settings, 100, 10, parts, results)
 
@@ -382,7 +378,7 @@ def test_the_document_has_every_fit_and_figures_are_drawn(tmp_path):
 @pytest.mark.parametrize("beyond", [False, True])
 def test_an_accuracy_at_lambda_th_far_below_the_others_is_a_number_beside_the_line(tmp_path, monkeypatch, beyond):
     levels = {0.01: 0.9, 0.1: 0.9, 0.3: 0.9, 1.0: 0.4} | ({3.0: 0.3} if beyond else {})
-    settings = replace(TINY, setups=("bayesian",), batch_norm=False, step_size=0.3)
+    settings = replace(TINY, setups=("bayesian",), batch_norm=False, step_size=(0.3,))
     result = made({("l1", "bayesian", ratio, 0): {"accuracy": level} for ratio, level in levels.items()}, settings)
     drawn = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
@@ -396,12 +392,14 @@ def test_an_accuracy_at_lambda_th_far_below_the_others_is_a_number_beside_the_li
 
 
 def test_a_study_in_which_nothing_came_of_it_is_drawn_and_written(tmp_path):
-    nothing = replace(made({("rows", "bayesian", 1.0, 0): {}}), results=(), failed=(Cell("rows", "bayesian", 1.0, 0),))
+    nothing = replace(made({("rows", "bayesian", 1.0, 0): {}}), results=(), failed=(cell("rows", "bayesian", 1.0, 0),))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         draw(nothing, tmp_path)
     assert nothing.table() == nothing.document()["pruning_at_equal_accuracy"] == []
-    assert nothing.notes() == ["rows, bayesian, lambda = 1 lambda_Th, seed 0: diverged, no result"]
+    assert nothing.notes() == [
+        "rows, bayesian, lambda = 1 lambda_Th, step size 0.1, 1 epoch, seed 0: diverged, no result"
+    ]
 
 
 def test_rows_are_scaled_held_out_and_padded_for_deep_networks():
@@ -428,7 +426,9 @@ def test_rows_are_scaled_held_out_and_padded_for_deep_networks():
         ({"seeds": 0}, "--seeds"),
         ({"held_out": 0}, "--held-out"),
         ({"width": 0}, "--width"),
-        ({"step_size": 0.0}, "--step-size"),
+        ({"step_size": (0.0,)}, "--step-size"),
+        ({"extend": -1}, "--extend"),
+        ({"search_epochs": 1}, "must be fewer than the 1 of --epochs"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(change, said):
@@ -441,6 +441,7 @@ def test_what_is_usual():
     assert (grey.augmentation, grey.actual_width) == (None, 8)
     assert (colour.augmentation.numbers, colour.actual_width) == (3, 32)
     assert replace(colour, augment=False).augmentation is None
-    assert colour.inference("l2", 45_000).steps == 20 * (45_000 // 128)
-    assert not colour.inference("l2", 45_000).proximal
-    assert colour.inference("columns", 45_000).proximal
+    assert (colour.actual_epochs, colour.actual_step_sizes) == (20, (0.1,))
+    assert colour.inference("l2", 45_000, 0.1, 20).steps == 20 * (45_000 // 128)
+    assert not colour.inference("l2", 45_000, 0.1, 20).proximal
+    assert colour.inference("columns", 45_000, 0.1, 20).proximal

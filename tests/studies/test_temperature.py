@@ -188,7 +188,7 @@ def test_a_fit_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
                 raise KeyboardInterrupt
 
     def stopped(*words, checkpoint, **options):
-        return infer(*words, checkpoint=replace(checkpoint, steps=1), callbacks=[Stop()], **options)
+        return infer(*words, **{**options, "checkpoint": replace(checkpoint, steps=1), "callbacks": [Stop()]})
 
     monkeypatch.setattr(task, "infer", stopped)
     with pytest.raises(KeyboardInterrupt):
