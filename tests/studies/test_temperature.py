@@ -12,11 +12,13 @@ from posterity.errors import BadData, BadFolder, Diverged
 from posterity.inference import task
 from posterity.inference.sweep import Result
 from posterity.model.data import as_data
+from posterity.model.tempering import Tempering
 from posterity.posteriors import Gaussian
 from posterity_studies.grids import log_grid
 from posterity_studies.rows import own_orders
 from posterity_studies.temperature import problem as module
 from posterity_studies.temperature import study
+from posterity_studies.temperature.cold import ColdCell, ColdStudy
 from posterity_studies.temperature.figures import against_eta, against_tau, draw
 from posterity_studies.temperature.problem import problem, read
 from posterity_studies.temperature.settings import Settings
@@ -147,10 +149,93 @@ def test_a_seed_predicts_with_the_same_draws_at_all_temperatures(tmp_path, monke
 
 def test_sghmc_samples_a_chain_for_each_fit(tmp_path, fitted):
     result = run(replace(TINY, widths=(3,), seeds=1, method="sghmc", steps=20), folder=tmp_path)
-    assert fitted == [1, 1, 1]
+    assert fitted == [3]
     assert all("kl" not in item.scores and item.scores["mean_sigma"] > 0 for item in result.results)
+    assert result.widths[0].start_sigma is None
     against_eta(result, tmp_path / "eta.png")  # without a KL
     assert (tmp_path / "eta.png").exists()
+
+
+def test_scales_take_steps_of_their_own_and_their_start_is_told(tmp_path):
+    moved = {}
+    for step in (1.0, 20.0):
+        settings = replace(TINY, widths=(3,), seeds=1, scale_step=step)
+        result = run(settings, folder=tmp_path / str(step))
+        assert f"scale_step={step}" in result.document()["inference"]
+        assert result.document()["widths"][0]["start_sigma"] == pytest.approx(0.05)
+        moved[step] = result.row(result.widths[0], 1.0).scores["mean_sigma"][0] / 0.05
+    assert 1.0 < moved[1.0] < 1.2  # six steps of at most 0.03
+    assert moved[20.0] > 2.0
+    assert Settings("cifar-10", "resnet-20").inference(100).scale_step == 10.0
+
+
+def test_cold_posteriors_record_both_temperatures_of_their_chains(tmp_path, fitted, monkeypatch):
+    settings = Settings(
+        "mnist", "lenet", cold=(0.01, 0.1), seeds=2, steps=12, batch_size=12, draws=3, device="cpu", held_out=12
+    )
+    traces, recorded = [], study.sampler_temperatures
+
+    def noted(trace, chain, warmup):
+        traces.append((trace, chain, warmup))
+        return recorded(trace, chain, warmup)
+
+    monkeypatch.setattr(study, "sampler_temperatures", noted)
+    result = run(settings, folder=tmp_path)
+    assert fitted == [6]  # 0.01, 0.1 and 1, of two seeds
+    for item, (trace, chain, warmup) in zip(result.results, traces, strict=True):
+        assert warmup == 6
+        for kind in ("kinetic", "configurational"):
+            column = trace[f"{kind}_temperature"]
+            assert column.shape == (12, 6)
+            assert item.scores[kind] == pytest.approx(float(column[6:, chain].mean()), rel=1e-5)
+    document = result.document()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert [row["temperature"] for row in document["rows"]] == [0.01, 0.1, 1.0]
+    assert document["best_by_held_out_nll"] in (0.01, 0.1, 1.0)
+    assert draw(result, tmp_path) == ["cold.png"]
+    assert (tmp_path / "cold.png").read_bytes()[:4] == b"\x89PNG"
+    assert run(settings, folder=tmp_path).results == result.results
+    assert fitted == [6]
+
+
+def test_chains_that_are_not_at_their_temperature_are_told():
+    settings = Settings("mnist", "lenet", cold=(0.01, 0.1), seeds=2, device="cpu")
+    usual = {"accuracy": 0.9, "nll": 0.3, "kinetic": 1.02, "configurational": 0.95}
+    changes = {(0.01, 1): {"kinetic": 1.3, "nll": 0.1}, (0.1, 0): {"nll": 0.2}, (1.0, 1): {"configurational": 0.89}}
+    results = tuple(
+        Result(ColdCell(None, temperature, seed), {**usual, **changes.get((temperature, seed), {})}, 1.0)
+        for temperature in (0.01, 0.1, 1.0)
+        for seed in (0, 1)
+    )
+    result = ColdStudy(settings, 100, 0, 10, 61706, results, (ColdCell(None, 0.5, 0),))
+    assert [row.off for row in result.rows()] == [("kinetic",), (), ("configurational",)]
+    assert result.notes() == [
+        "least test NLL of the chains at their temperature: NLL 0.2500, accuracy 0.9000 at T = 0.1; "
+        "NLL 0.3000, accuracy 0.9000 at T = 1",
+        "T = 0.01: kinetic temperature 1.16, more than 10 % from 1 in a chain: its draws are not those of the density "
+        "at T",
+        "T = 1: configurational temperature 0.92, more than 10 % from 1 in a chain: its draws are not those of the "
+        "density at T",
+        "T 0.5, seed 0: diverged, no result",
+    ]
+
+
+def test_the_joint_of_a_cold_posterior_has_both_powers():
+    settings = Settings("two-moons", cold=(0.1,), widths=(3,), device="cpu")
+    own = problem(3, read(settings), settings)
+    assert own.tempered([0.1], cold=True).tempering == Tempering.cold(0.1)
+    assert own.tempered([0.1], cold=False).tempering == Tempering.tempered(0.1)
+
+
+def test_the_usual_size_is_small_and_that_of_the_paper_is_whole():
+    quick, whole = Settings(), Settings(paper=True)
+    assert (quick.all_seeds, quick.rows_of(55_000), quick.rows_of(458)) == (1, 4000, 458)
+    assert (whole.all_seeds, whole.rows_of(55_000), whole.all_widths) == (3, None, (50, 200, 800, 3200, 6400))
+    assert replace(quick, rows=7, seeds=2).rows_of(55_000) == 7
+    assert replace(quick, net="resnet-20", data="cifar-10", paper=True).all_widths == (8, 16, 32)
+    assert replace(quick, cold=(0.1,)).all_widths == (50,)
+    small, named = quick.common(), replace(quick, draws=quick.all_draws, seeds=4, method="bayes-by-backprop").common()
+    assert small == named != whole.common()
 
 
 def test_an_interrupted_sweep_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
@@ -232,10 +317,10 @@ def test_temperatures_are_the_etas_those_of_taus_and_one():
     assert settings.temperatures(100, 10) == (0.1, 1.0, 10.0)  # eta = 10 tau, and none twice
     assert settings.temperatures(100, 7) == (0.1, 0.01 * 100 / 7, 1.0, 0.1 * 100 / 7, 10.0)
     for net, widths in (("one-hidden", (50,)), ("resnet-20", ())):
-        usual = Settings(net=net, widths=widths).temperatures(50_000, 270_000)
-        assert len(usual) >= 13
+        usual = Settings(net=net, widths=widths, paper=True).temperatures(50_000, 270_000)
+        assert len(usual) >= 6
         assert 1.0 in usual
-        assert usual[-1] / usual[0] >= 0.99e6
+        assert usual[-1] / usual[0] >= 0.99e4
     assert replace(TINY, etas=(2.0,), taus=()).temperatures(100, 7) == (1.0, 2.0)
 
 
@@ -381,6 +466,10 @@ def test_inputs_that_do_not_vary_cannot_be_scaled(monkeypatch):
         ({"seeds": 0}, "--seeds"),
         ({"steps": 0}, "--steps"),
         ({"epochs": 2}, "steps or epochs, not both"),
+        ({"cold": (0.1,)}, "they are temperatures of two densities"),
+        ({"cold": (0.1,), "etas": (), "taus": (), "method": "ivon"}, "sampled by 'sghmc'. Got method 'ivon'"),
+        ({"cold": (0.1,), "etas": (), "taus": ()}, "one width. Got 3, 5"),
+        ({"scale_step": 0.0}, "--scale-step"),
         ({"held_out": -1}, "--held-out"),
         ({"prior_variance": 0.0}, "--prior-variance"),
         ({"step_size": -1.0}, "--step-size"),
@@ -405,10 +494,11 @@ def test_rows_that_are_not_there_are_refused(change, said):
 
 
 def test_the_length_of_a_fit():
-    alone = replace(TINY, steps=None)
+    assert replace(TINY, steps=None).inference(458).steps == 400
+    alone = replace(TINY, steps=None, paper=True)
     assert alone.inference(458).steps == 2000
     assert replace(alone, epochs=3).inference(458).steps == 3 * 28
-    assert replace(alone, data="mnist").inference(60_000).steps == 30 * (60_000 // 16)
+    assert replace(alone, data="mnist").inference(60_000).steps == 12 * (60_000 // 16)
     assert replace(alone, batch_size=None).inference(100).batch_size == 100
 
 
@@ -423,6 +513,7 @@ def test_grids_of_logarithms():
 def test_narrow_networks_draw_more_so_that_noise_is_that_of_wide_ones():
     settings = Settings("blobs", neuron_draws=1000, draws=32, widths=(5,))
     assert [settings.draws_of(units) for units in (1, 10, 30, 31, 5000)] == [1000, 100, 34, 33, 32]
-    assert Settings("blobs", widths=(5,)).draws_of(1) == 32
+    assert Settings("blobs", widths=(5,), draws=32).draws_of(1) == 32
+    assert Settings("blobs", widths=(5,), paper=True).draws_of(1) == 100_000
     with pytest.raises(ValueError, match="does not average over neurons"):
         Settings("mnist", "lenet", neuron_draws=10)
