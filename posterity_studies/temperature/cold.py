@@ -108,6 +108,7 @@ class ColdStudy:
             **described(self),
             "units": self.units,
             "density": "(likelihood x prior)^(1/T)",
+            "search": repr(self.settings.search(self.num_data)),
             "sampler_temperatures": "means over the steps after the warm-up, divided by T: 1 is right",
             "rows": [{**row_as_json(row), "off": list(row.off)} for row in self.rows()],
             "best_by_held_out_nll": _best(self.rows()),

@@ -174,7 +174,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             "neurons",
             flat=True,
             step_size=0.03,  # by the bound on 2,000 and 10,000 training digits; it does not depend on the width
-            quick=Size((50, 200, 500), 100, 1, taus=(1e-4, 1.0, 9), rows=4000, steps=400, draws=8),
+            quick=Size((50, 200, 400), 100, 1, taus=(1e-5, 1.0, 11), rows=4000, steps=400, draws=8),
             paper=Size((50, 200, 800, 3200, 6400), 500, 3, taus=(1e-6, 1.0, 13), epochs=12, neuron_draws=100_000),
             wide=200,
             initial_scales=SameScale(gain=0.05),
@@ -185,7 +185,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             "parameters",
             flat=True,
             step_size=0.003,
-            quick=Size((50, 200, 500), 100, 1, etas=(1e-4, 10.0, 6), rows=4000, steps=400, draws=8),
+            quick=Size((50, 200, 400), 100, 1, etas=(1e-4, 10.0, 6), rows=4000, steps=400, draws=8),
             paper=Size((50, 200, 800), 500, 3, etas=(1e-5, 10.0, 13)),
             wide=200,
         ),

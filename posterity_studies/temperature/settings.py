@@ -56,7 +56,8 @@ class Settings:
     counts the neurons of `one-hidden` and the parameters of other networks. A seed has its own first weights and order
     of the rows; all its temperatures begin at the same weights. The noise of training is one for all fits.
 
-    With `cold` temperatures T instead, SGHMC samples (likelihood x prior)^(1/T), a chain for each T and seed.
+    With `cold` temperatures T instead, SGHMC samples (likelihood x prior)^(1/T), a chain for each T and seed; those of
+    a seed begin at the mode that MAP finds, since at w = 0 the density of a deep network has a mode of its own.
 
     Predictions average over `draws` of the weights; with `neuron_draws`, at least over so many draws as make this many
     times neurons: outputs that are averages over neurons then have the same Monte Carlo noise whatever the width.
@@ -219,6 +220,23 @@ class Settings:
         chosen = {"ood": self.foreign, "method": self.method_name, "draws": self.all_draws, "neuron_draws": more}
         return identity(self) | chosen | {"cold": bool(self.cold)}
 
+    def search(self, num_data: int) -> "Method":
+        """The search for the mode at which chains of a cold posterior begin: it is the same at every T."""
+        from posterity.methods import MAP
+        from posterity.optim.optimizer import Adam
+        from posterity.optim.schedules import Cosine
+
+        batch, steps = self._length(num_data)
+        return MAP(max(1, min(steps // 2, LEAST_STEPS)), batch, Adam(self.architecture.step_size), Cosine())
+
+    def _length(self, num_data: int) -> tuple[int, int]:
+        """Rows in a step, and the number of steps."""
+        size = self.size
+        batch = min(self.batch_size or size.batch_size, num_data)
+        passes = (self.epochs or size.epochs) * (num_data // batch)
+        usual = size.steps or max(LEAST_STEPS, passes)
+        return batch, self.steps or (usual if self.epochs is None else passes)
+
     def inference(self, num_data: int, chains: int = 1) -> "Method":
         """The method of every fit on so many rows; a sampler runs so many together."""
         from posterity.methods import SGHMC, MeanField, NaturalGradient
@@ -227,11 +245,7 @@ class Settings:
         from posterity.optim.optimizer import Adam
         from posterity.optim.schedules import Cosine
 
-        architecture, size = self.architecture, self.size
-        batch = min(self.batch_size or size.batch_size, num_data)
-        passes = (self.epochs or size.epochs) * (num_data // batch)
-        usual = size.steps or max(LEAST_STEPS, passes)
-        steps = self.steps or (usual if self.epochs is None else passes)
+        architecture, (batch, steps) = self.architecture, self._length(num_data)
         scales = architecture.initial_scales
         if self.method_name == "ivon":
             return NaturalGradient(

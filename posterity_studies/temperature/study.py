@@ -6,15 +6,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from posterity.cli.frame.output import table
-from posterity.inference import Method, Task, plan
+from posterity.inference import Method, Task, infer, plan
 from posterity.inference.run import Trace
 from posterity.inference.sweep import Result, Sweep
 from posterity.methods import SGHMC
 from posterity.model import Joint
 from posterity.model.data import TensorData, as_data
 from posterity.numerics.random import Key
-from posterity.posteriors import Posterior
+from posterity.posteriors import Point, Posterior
 from posterity.storage import Part
 from posterity_studies.frame import notes, remark, title
 from posterity_studies.grids import mean_and_spread, nearest, row_as_json
@@ -75,7 +77,10 @@ class Runs(Sweep[Fit]):
         return [self.kind(problem.width, each, seed) for seed in range(settings.all_seeds) for each in temperatures]
 
     def identity(self, cell: Fit) -> Part:
-        return depends_on(cell, self.settings, inference=self._method([cell]), **{"training rows": self.fingerprint})
+        how = {"inference": self._method([cell]), "training rows": self.fingerprint}
+        if self.kind is ColdCell:
+            how["search"] = self.settings.search(self.problem.num_data)
+        return depends_on(cell, self.settings, **how)
 
     def room(self, cells: Sequence[Fit]) -> bool:
         return plan(self._method(cells), self._joint(cells), self.problem.rows.train.pair).fits
@@ -85,8 +90,20 @@ class Runs(Sweep[Fit]):
         assert isinstance(rows, TensorData)
         seeds = [cell.seed for cell in cells]
         start = self.problem.start(seeds, key.fold("start"))
+        if self.kind is ColdCell:
+            start = self._modes(seeds, rows, key)
         orders = own_orders(rows, seeds)
         return Task(str(cells[0]), self._method(cells), self._joint(cells), orders, start, seed=key.seed)
+
+    def _modes(self, seeds: Sequence[int], rows: TensorData, key: Key) -> Tensor:
+        """Where MAP leads from the first weights of each seed, (P,) for one seed or a row for each."""
+        own = list(dict.fromkeys(seeds))
+        start, orders = self.problem.start(own, key.fold("start")), own_orders(rows, own)
+        method = self.settings.search(self.problem.num_data)
+        mode, _ = infer(method, self.problem.joint, orders, start=start, seed=key.seed, progress=False)
+        assert isinstance(mode, Point)
+        theta = mode.theta.reshape(len(own), -1)[[own.index(seed) for seed in seeds]]
+        return theta[0] if len(seeds) == 1 else theta
 
     def _method(self, cells: Sequence[Fit]) -> Method:
         return self.settings.inference(self.problem.num_data, len(cells))

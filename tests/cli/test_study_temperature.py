@@ -59,7 +59,7 @@ def test_what_cannot_be_used_is_refused(refused, words, said):
 
 @pytest.mark.parametrize("net", ["one-hidden", "mlp"])
 def test_networks_have_usual_widths(net):
-    assert settings.Settings(net=net).all_widths == (50, 200, 500)
+    assert settings.Settings(net=net).all_widths == (50, 200, 400)
 
 
 def test_data_that_are_not_there_are_named_with_the_command_that_fetches_them(run, tmp_path, monkeypatch):

@@ -198,6 +198,25 @@ def test_cold_posteriors_record_both_temperatures_of_their_chains(tmp_path, fitt
     assert fitted == [6]
 
 
+def test_chains_of_a_seed_begin_at_one_mode(tmp_path):
+    settings = Settings(
+        "two-moons", cold=(0.1,), widths=(5,), seeds=2, steps=400, batch_size=50, device="cpu", dtype="float64"
+    )
+    rows = read(settings)
+    own = problem(5, rows, settings)
+    runs = study.Runs(ColdCell, own, tmp_path, settings, print, as_data(rows.train.pair).fingerprint())
+    cells = runs.cells()
+    assert [(cell.temperature, cell.seed) for cell in cells] == [(0.1, 0), (1.0, 0), (0.1, 1), (1.0, 1)]
+    start = runs.task(cells).start
+    assert torch.equal(start[0], start[1])
+    assert not torch.equal(start[0], start[2])
+    torch.testing.assert_close(runs.task(cells[:1]).start, start[0])
+    fresh = own.start([0, 1], study.Key(0).fold("temperature").fold("start"))
+    batch = own.joint.check(as_data(rows.train.pair).rows)
+    before, after = (own.joint.value_and_grad(theta, batch)[0] for theta in (fresh, start[[0, 2]]))
+    assert bool((after > before + 10.0).all())
+
+
 def test_chains_that_are_not_at_their_temperature_are_told():
     settings = Settings("mnist", "lenet", cold=(0.01, 0.1), seeds=2, device="cpu")
     usual = {"accuracy": 0.9, "nll": 0.3, "kinetic": 1.02, "configurational": 0.95}
