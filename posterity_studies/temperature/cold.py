@@ -1,5 +1,6 @@
 """Cold posteriors: scores of SGHMC against T, and the temperatures that the sampler itself had."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from posterity.inference.run import Trace
 from posterity.inference.sweep import Result
 from posterity_studies.frame import notes, remark, title
 from posterity_studies.grids import mean_and_spread, row_as_json
-from posterity_studies.temperature.problem import described, fits
+from posterity_studies.temperature.problem import LEARNT, described, fits
 from posterity_studies.temperature.settings import Settings
 
 KINDS = ("kinetic", "configurational")
@@ -91,9 +92,15 @@ class ColdStudy:
             best = min(trusted, key=lambda row: row.scores["nll"][0])
             lines.append(
                 f"least test NLL of the chains at their temperature: {_scores(best)} at T = {best.temperature:.3g}"
-                + ("" if bayes is None else f"; {_scores(bayes)} at T = 1")
+                + ("" if bayes is None or bayes is best else f"; {_scores(bayes)} at T = 1")
             )
+        guess = math.log(self.classes)
         for row in rows:
+            if row.scores["nll"][0] >= LEARNT * guess:
+                lines.append(
+                    f"T = {row.temperature:.3g}: nothing is learnt, NLL {row.scores['nll'][0]:.3f} where a guess has "
+                    f"{guess:.3f}: the prior outweighs the rows. Take more rows, or a larger prior variance"
+                )
             if row.off:
                 means = " and ".join(f"{kind} temperature {row.scores[kind][0]:.3g}" for kind in row.off)
                 lines.append(

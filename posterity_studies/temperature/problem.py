@@ -266,6 +266,7 @@ def problem(width: int | None, rows: Rows, settings: Settings) -> Problem:
 
 
 ROWS = 2048  # of a chunk of predictions
+LEARNT = 0.95  # of log K: above, labels are those of a few draws from nearly the prior, and accuracy is chance
 
 
 def scores(posterior: Posterior, seed: int, problem: Problem, settings: Settings) -> dict[str, float]:

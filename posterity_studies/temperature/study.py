@@ -24,7 +24,7 @@ from posterity_studies.options import Report, silent
 from posterity_studies.rows import depends_on, own_orders
 from posterity_studies.temperature import cold
 from posterity_studies.temperature.cold import ColdCell, ColdStudy, sampler_temperatures
-from posterity_studies.temperature.problem import Problem, Rows, described, fits, problem, read, scores
+from posterity_studies.temperature.problem import LEARNT, Problem, Rows, described, fits, problem, read, scores
 from posterity_studies.temperature.settings import Settings
 
 
@@ -130,7 +130,6 @@ METRICS = {
     "confidence": "conf.",
     "ood_auroc": "AUROC",
 }
-LEARNT = 0.95  # of log K: above, labels are those of a few draws from nearly the prior, and accuracy is chance
 
 
 @dataclass(frozen=True)

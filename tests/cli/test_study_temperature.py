@@ -62,14 +62,6 @@ def test_networks_have_usual_widths(net):
     assert settings.Settings(net=net).all_widths == (50, 200, 400)
 
 
-def test_data_that_are_not_there_are_named_with_the_command_that_fetches_them(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("POSTERITY_DATA", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    result = run("study", "temperature", "--out", tmp_path / "study")
-    assert result.code == 3
-    assert "Fetch it with 'posterity data mnist --download'" in result.err
-
-
 def test_cold_posteriors_have_a_table_of_their_own(study):
     words = ("--data", "two-moons", "--cold", "0.1", "--widths", "3", "--steps", "8", "--draws", "2", "--device", "cpu")
     told = "--data two-moons --widths 3 --cold 0.1 --steps 8 --draws 2 --device cpu"

@@ -221,16 +221,19 @@ def test_chains_that_are_not_at_their_temperature_are_told():
     settings = Settings("mnist", "lenet", cold=(0.01, 0.1), seeds=2, device="cpu")
     usual = {"accuracy": 0.9, "nll": 0.3, "kinetic": 1.02, "configurational": 0.95}
     changes = {(0.01, 1): {"kinetic": 1.3, "nll": 0.1}, (0.1, 0): {"nll": 0.2}, (1.0, 1): {"configurational": 0.89}}
+    changes |= {(0.001, seed): {"nll": 2.29} for seed in (0, 1)}
     results = tuple(
         Result(ColdCell(None, temperature, seed), {**usual, **changes.get((temperature, seed), {})}, 1.0)
-        for temperature in (0.01, 0.1, 1.0)
+        for temperature in (0.001, 0.01, 0.1, 1.0)
         for seed in (0, 1)
     )
     result = ColdStudy(settings, 100, 0, 10, 61706, results, (ColdCell(None, 0.5, 0),))
-    assert [row.off for row in result.rows()] == [("kinetic",), (), ("configurational",)]
+    assert [row.off for row in result.rows()] == [(), ("kinetic",), (), ("configurational",)]
     assert result.notes() == [
         "least test NLL of the chains at their temperature: NLL 0.2500, accuracy 0.9000 at T = 0.1; "
         "NLL 0.3000, accuracy 0.9000 at T = 1",
+        "T = 0.001: nothing is learnt, NLL 2.290 where a guess has 2.303: the prior outweighs the rows. Take more "
+        "rows, or a larger prior variance",
         "T = 0.01: kinetic temperature 1.16, more than 10 % from 1 in a chain: its draws are not those of the density "
         "at T",
         "T = 1: configurational temperature 0.92, more than 10 % from 1 in a chain: its draws are not those of the "
