@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -87,7 +87,12 @@ class MeanField(VariationalFit):
     estimator: Estimator | None = None
     kl_schedule: Schedule = field(default_factory=Constant)
     initial_scales: Start | None = None
-    scale_step: float = 1.0
+    scale_step: float = field(default=1.0, repr=False)
+
+    def __repr__(self) -> str:
+        # With `scale_step` only where it is set: runs are known by this text, and those of 0.1.0 have no such field.
+        shown = (own.name for own in fields(self) if own.repr or getattr(self, own.name) != own.default)
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def __post_init__(self) -> None:
         super().__post_init__()

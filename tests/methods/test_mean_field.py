@@ -175,6 +175,8 @@ def test_steps_of_scales_may_be_longer_than_those_of_means(optimizer: po.optim.O
     longer, _ = first_step(dataclasses.replace(method, scale_step=7.0), joint)
     torch.testing.assert_close(longer[: joint.size], plain[: joint.size])
     torch.testing.assert_close(longer[joint.size :], 7.0 * plain[joint.size :])
+    assert "scale_step" not in repr(method)
+    assert repr(dataclasses.replace(method, scale_step=7.0)) == repr(method)[:-1] + ", scale_step=7.0)"
 
 
 def test_mirrored_draws_continue_in_the_next_step() -> None:
