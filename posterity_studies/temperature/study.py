@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from posterity.cli.frame.output import table
-from posterity.inference import Method, Task, infer, plan
+from posterity.inference import Method, Task, plan
 from posterity.inference.run import Trace
 from posterity.inference.sweep import Result, Sweep
+from posterity.inference.task import Outcome, stored
 from posterity.methods import SGHMC
 from posterity.model import Joint
 from posterity.model.data import TensorData, as_data
@@ -96,13 +97,21 @@ class Runs(Sweep[Fit]):
         return Task(str(cells[0]), self._method(cells), self._joint(cells), orders, start, seed=key.seed)
 
     def _modes(self, seeds: Sequence[int], rows: TensorData, key: Key) -> Tensor:
-        """Where MAP leads from the first weights of each seed, (P,) for one seed or a row for each."""
+        """Where MAP leads from the first weights of each seed, (P,) for one seed or a row for each.
+
+        They are stored: a search on a GPU has other last bits when it is made again, and chains could not go on.
+        """
         own = list(dict.fromkeys(seeds))
         start, orders = self.problem.start(own, key.fold("start")), own_orders(rows, own)
         method = self.settings.search(self.problem.num_data)
-        mode, _ = infer(method, self.problem.joint, orders, start=start, seed=key.seed, progress=False)
-        assert isinstance(mode, Point)
-        theta = mode.theta.reshape(len(own), -1)[[own.index(seed) for seed in seeds]]
+        task = Task("mode", method, self.problem.joint, orders, start, seed=key.seed)
+        path = self.folder / "runs" / "cold" / "modes" / "-".join(map(str, own))
+        outcome = stored(task, path)
+        if outcome is None:
+            outcome = Outcome(task.name, *task.run())
+            outcome.save(task, path)
+        assert isinstance(outcome.posterior, Point)
+        theta = outcome.posterior.theta.reshape(len(own), -1)[[own.index(seed) for seed in seeds]]
         return theta[0] if len(seeds) == 1 else theta
 
     def _method(self, cells: Sequence[Fit]) -> Method:

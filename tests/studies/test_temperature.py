@@ -181,7 +181,7 @@ def test_cold_posteriors_record_both_temperatures_of_their_chains(tmp_path, fitt
 
     monkeypatch.setattr(study, "sampler_temperatures", noted)
     result = run(settings, folder=tmp_path)
-    assert fitted == [6]  # 0.01, 0.1 and 1, of two seeds
+    assert fitted == [1, 6]  # the modes; 0.01, 0.1 and 1, of two seeds
     for item, (trace, chain, warmup) in zip(result.results, traces, strict=True):
         assert warmup == 6
         for kind in ("kinetic", "configurational"):
@@ -195,10 +195,10 @@ def test_cold_posteriors_record_both_temperatures_of_their_chains(tmp_path, fitt
     assert draw(result, tmp_path) == ["cold.png"]
     assert (tmp_path / "cold.png").read_bytes()[:4] == b"\x89PNG"
     assert run(settings, folder=tmp_path).results == result.results
-    assert fitted == [6]
+    assert fitted == [1, 6]
 
 
-def test_chains_of_a_seed_begin_at_one_mode(tmp_path):
+def test_chains_of_a_seed_begin_at_one_mode_that_is_stored(tmp_path, fitted):
     settings = Settings(
         "two-moons", cold=(0.1,), widths=(5,), seeds=2, steps=400, batch_size=50, device="cpu", dtype="float64"
     )
@@ -210,6 +210,8 @@ def test_chains_of_a_seed_begin_at_one_mode(tmp_path):
     start = runs.task(cells).start
     assert torch.equal(start[0], start[1])
     assert not torch.equal(start[0], start[2])
+    assert torch.equal(runs.task(cells).start, start)
+    assert fitted == [1]
     torch.testing.assert_close(runs.task(cells[:1]).start, start[0])
     fresh = own.start([0, 1], study.Key(0).fold("temperature").fold("start"))
     batch = own.joint.check(as_data(rows.train.pair).rows)
