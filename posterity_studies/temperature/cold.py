@@ -136,8 +136,9 @@ def _best(rows: Sequence[ColdRow]) -> float | None:
 
 def show(out: Any, study: ColdStudy) -> None:
     """Print the table."""
-    settings = study.settings
-    title(out, f"{settings.data}, {settings.architecture.label}: {study.units:,} parameters, cold posteriors by SGHMC")
+    settings, network, width = study.settings, study.settings.architecture, study.settings.all_widths[0]
+    name = network.label + ("" if width is None else f", width {width}")
+    title(out, f"{settings.data}, {name}: {study.units:,} {network.units}, cold posteriors by SGHMC")
     rows = table("T", *COLUMNS.values())
     for row in study.rows():
         rows.add_row(f"{row.temperature:.2g}", *[f"{row.scores[key][0]:.4f}" for key in COLUMNS])

@@ -105,7 +105,7 @@ class Runs(Sweep[Fit]):
         start, orders = self.problem.start(own, key.fold("start")), own_orders(rows, own)
         method = self.settings.search(self.problem.num_data)
         task = Task("mode", method, self.problem.joint, orders, start, seed=key.seed)
-        path = self.folder / "runs" / "cold" / "modes" / "-".join(map(str, own))
+        path = self.folder / "runs" / "cold" / f"modes {self.name}".strip() / "-".join(map(str, own))
         outcome = stored(task, path)
         if outcome is None:
             outcome = Outcome(task.name, *task.run())

@@ -66,7 +66,7 @@ def test_cold_posteriors_have_a_table_of_their_own(study):
     words = ("--data", "two-moons", "--cold", "0.1", "--widths", "3", "--steps", "8", "--draws", "2", "--device", "cpu")
     told = "--data two-moons --widths 3 --cold 0.1 --steps 8 --draws 2 --device cpu"
     result = study("temperature", *words, told=told, seed=3, goes_on=True)
-    assert "cold posteriors by SGHMC" in result.out
+    assert "averaged over its neurons, width 3: 3 neurons, cold posteriors by SGHMC" in result.shown
     assert "temperatures of the sampler, which should be 1 at every T" in result.shown
     assert [row["temperature"] for row in result.stored["rows"]] == [0.1, 1.0]
 
