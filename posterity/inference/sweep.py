@@ -116,6 +116,10 @@ class Sweep(ABC, Generic[C]):
     def scores(self, cell: C, posterior: Posterior) -> dict[str, float]:
         """Return the scores of a cell; raises Diverged where its outputs are not finite."""
 
+    def recorded(self, trace: Trace, index: int) -> dict[str, float]:
+        """Return further scores of the fit at `index` of its group, from the trace of their run; by default none."""
+        return {}
+
     @abstractmethod
     def summary(self, scores: dict[str, float]) -> str:
         """Return the scores for a message about a cell."""
@@ -179,7 +183,7 @@ class Sweep(ABC, Generic[C]):
             for index, cell in enumerate(cells):
                 member = posterior.member(index) if len(cells) > 1 else posterior
                 earlier = next(stored_results([cell], self.folder, self.identity), None)
-                yield cell, earlier or self._scored(cell, member, seconds, self._curves(trace, index))
+                yield cell, earlier or self._scored(cell, member, seconds, trace, index)
             shutil.rmtree(self._checkpoint(cells), ignore_errors=True)
 
     def _fit(self, cells: Sequence[C]) -> tuple[Posterior, Trace]:
@@ -204,18 +208,18 @@ class Sweep(ABC, Generic[C]):
             curves[name] = [list(pair) for pair in zip(trace.steps(name).tolist(), values.tolist(), strict=True)]
         return curves
 
-    def _scored(self, cell: C, posterior: Posterior, seconds: float, curves: Curves) -> Result[C] | None:
+    def _scored(self, cell: C, posterior: Posterior, seconds: float, trace: Trace, index: int) -> Result[C] | None:
         """Score and store a fit; returns None, and reports why, where its outputs are not finite."""
         scores: dict[str, float] = {}
         try:
-            scores = self.scores(cell, posterior)
+            scores = self.scores(cell, posterior) | self.recorded(trace, index)
             why = next((f"Its {name} is {value}." for name, value in scores.items() if not math.isfinite(value)), "")
         except Diverged as error:
             why = str(error)
         if why:
             self.report(f"{cell}: no result. {why}")
             return None
-        result = write_result(cell, self.folder, self.identity(cell), scores, seconds, curves)
+        result = write_result(cell, self.folder, self.identity(cell), scores, seconds, self._curves(trace, index))
         self.report(f"{cell}: {self.summary(scores)}, {seconds:.1f} s")
         return result
 

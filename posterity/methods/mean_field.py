@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from posterity.errors import of_kinds
+from posterity.errors import of_kinds, positive
 from posterity.inference.memory import fit_bytes
 from posterity.inference.method import BatchSize, Footprint, Info, Traits, theta_bytes
 from posterity.methods.parts.gradients.drawn_weights import WeightSampling
@@ -55,9 +55,11 @@ class MeanField(VariationalFit):
     "data_fit" E log p(D | w), "kl" and "elbo" = data_fit - kl. Weights that the joint does not have as random, and the
     likelihood's learnt parameters, are trained points: their log prior is in "kl", with a minus. Scales begin at
     the standard deviations of `initial_scales`, means at the weights; with `AtMode` both at a mode, and the first
-    steps record minus the log density as "loss". At the end "elbo_gap" estimates what more steps would add, in nats; if
-    that is much, a warning says so. "width_cost" is what q costs beside its mean in predictions of rows, in nats a row,
-    with a warning where it does harm. Settings left out (None, "auto") are chosen as `VariationalFit` says.
+    steps record minus the log density as "loss". Steps in the log-scales are `scale_step` times those of the optimiser:
+    in large networks their gradients are mostly noise, and steps that suit the means hardly move them. At the end
+    "elbo_gap" estimates what more steps would add, in nats; if that is much, a warning says so. "width_cost" is what q
+    costs beside its mean in predictions of rows, in nats a row, with a warning where it does harm. Settings left out
+    (None, "auto") are chosen as `VariationalFit` says.
 
     **Limit**: a local optimum of a bound; scales are conditional, too small where weights are correlated.
     Members that train together draw the same noise.
@@ -85,10 +87,17 @@ class MeanField(VariationalFit):
     estimator: Estimator | None = None
     kl_schedule: Schedule = field(default_factory=Constant)
     initial_scales: Start | None = None
+    scale_step: float = field(default=1.0, repr=False)
+
+    def __repr__(self) -> str:
+        # With `scale_step` only where it is set: runs are known by this text, and those of 0.1.0 have no such field.
+        shown = (own.name for own in fields(self) if own.repr or getattr(self, own.name) != own.default)
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         of_kinds(self, kl_schedule=Schedule)
+        positive("MeanField.scale_step", self.scale_step)
         if self.estimator is not None:
             of_kinds(self, estimator=Estimator)
 
@@ -143,7 +152,10 @@ class MeanField(VariationalFit):
                 units[..., : scale.shape[-1]] = spread
             else:
                 units.index_copy_(-1, q.places, spread)
+        before = None if self.scale_step == 1.0 else log_scale.clone()
         moments = self._ascended(joint, parameters, grad, state, units)
+        if before is not None:
+            log_scale.copy_(torch.lerp(before, log_scale, self.scale_step))
         return MeanFieldState(parameters, moments, term.buffers, term.memory, state.step + 1), info
 
     def _search_step(self, joint: Problem, state: MeanFieldState, batch: Batch) -> tuple[MeanFieldState, Info]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +14,7 @@ from posterity import metrics
 from posterity.datasets import TOYS, DataSet, LabelledData, cifar10, cifar10_test, load, mnist, mnist_test
 from posterity.diagnostics import collapse
 from posterity.likelihoods import Categorical
+from posterity.methods.parts.gradients.estimator import initial_log_scales
 from posterity.model import Joint, Tempering
 from posterity.model.network import Network
 from posterity.model.units import neurons, parameters
@@ -23,8 +24,9 @@ from posterity.posteriors import Gaussian, Posterior
 from posterity.posteriors.samples import Samples
 from posterity.priors import Normal
 from posterity.priors.fan import FanIn, ScaleRule
+from posterity.report.files import processor
 from posterity_studies.rows import first_weights, moments, split_rows
-from posterity_studies.temperature.settings import Settings
+from posterity_studies.temperature.settings import Settings, Size
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -55,7 +57,8 @@ def read(settings: Settings) -> Rows:
     """
     whole = _data_set(settings.data, settings.seed)
     count = round(len(whole.train) / 12) if settings.held_out is None else settings.held_out
-    train, held = split_rows(whole, rows=settings.rows, held_out=count, seed=settings.seed)
+    rows = settings.rows_of(len(whole.train) - count)
+    train, held = split_rows(whole, rows=rows, held_out=count, seed=settings.seed)
     other = _foreign(settings.foreign, train.inputs, len(whole.test), settings.seed)
     standard, flat = settings.pixels == "standard", settings.architecture.flat
     mean, scale = moments(train.inputs, "Use pixels 'raw'.") if standard else (torch.zeros(()), torch.ones(()))
@@ -78,6 +81,30 @@ def describe_foreign(name: str, foreign: str) -> str:
     differs = (name == "cifar-10") != (foreign == "cifar-10")
     how = ", padded or cut to the size of the training images, grey and colours made one another" if differs else ""
     return f"test images of {foreign}{how}"
+
+
+def described(study: Any) -> dict[str, Any]:
+    """How a study was made, ready for JSON."""
+    settings = study.settings
+    return {
+        "settings": settings.config(),
+        **processor(settings.device),
+        "inference": repr(settings.inference(study.num_data)),
+        "num_data": study.num_data,
+        "held_out": study.held_out,
+        "classes": study.classes,
+        "foreign_rows": describe_foreign(settings.data, settings.foreign),
+        "seeds_differ_in": "first weights, order of training rows, draws of predictions; not the noise of training",
+    }
+
+
+def fits(study: Any) -> dict[str, Any]:
+    """Every fit of a study and those that diverged, ready for JSON, and what it shows."""
+    return {
+        "fits": [{**asdict(result.cell), **result.scores, "seconds": result.seconds} for result in study.results],
+        "diverged": [asdict(cell) for cell in study.failed],
+        "notes": study.notes(),
+    }
 
 
 def _data_set(name: str, seed: int) -> DataSet:
@@ -119,21 +146,19 @@ class SameScale(ScaleRule):
 class Architecture:
     """A network of the study.
 
-    `make` takes the shape of a row, the number of classes and the width. `units` says what N of tau p/N counts.
-    `widths` are the usual ones, (None,) where the network has no width. `etas` and `taus` are the temperatures where
-    the user names none.
+    `make` takes the shape of a row, the number of classes and the width. `units` says what N of tau p/N counts. Widths
+    from `wide` on are compared at equal tau.
     """
 
     label: str
     make: Callable[[tuple[int, ...], int, int | None], nn.Module]
     units: str
     flat: bool
-    epochs: int
-    batch_size: int
     step_size: float
-    widths: tuple[int | None, ...]
-    etas: tuple[float, float, int] | None = None
-    taus: tuple[float, float, int] | None = None
+    quick: Size
+    paper: Size
+    scale_step: float = 1.0
+    wide: int = 0
     initial_scales: ScaleRule = field(default_factory=lambda: FanIn(gain=0.1))
 
     def count(self, network: Network) -> int:
@@ -148,11 +173,10 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             lambda shape, classes, width: MeanFieldNetwork(shape[0], _wide(width), classes),
             "neurons",
             flat=True,
-            epochs=30,
-            batch_size=500,
             step_size=0.03,  # by the bound on 2,000 and 10,000 training digits; it does not depend on the width
-            widths=(50, 200, 800),
-            taus=(1e-6, 1.0, 13),
+            quick=Size((50, 200, 400), 100, 1, taus=(1e-5, 1.0, 11), rows=4000, steps=400, draws=8),
+            paper=Size((50, 200, 800, 3200, 6400), 500, 3, taus=(1e-6, 1.0, 13), epochs=12, neuron_draws=100_000),
+            wide=200,
             initial_scales=SameScale(gain=0.05),
         ),
         "mlp": Architecture(
@@ -160,33 +184,29 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             lambda shape, classes, width: MLP((shape[0], _wide(width), classes)),
             "parameters",
             flat=True,
-            epochs=30,
-            batch_size=500,
             step_size=0.003,
-            widths=(50, 200, 800),
-            etas=(1e-5, 10.0, 13),
+            quick=Size((50, 200, 400), 100, 1, etas=(1e-4, 10.0, 6), rows=4000, steps=400, draws=8),
+            paper=Size((50, 200, 800), 500, 3, etas=(1e-5, 10.0, 13)),
+            wide=200,
         ),
         "lenet": Architecture(
             "LeNet",
             lambda shape, classes, _: LeNet(classes, shape[0], shape[-1]),
             "parameters",
             flat=False,
-            epochs=30,
-            batch_size=250,
             step_size=0.003,
-            widths=(None,),
-            etas=(1e-5, 10.0, 13),
+            quick=Size((None,), 100, 1, etas=(1e-4, 10.0, 6), rows=4000, steps=400, draws=8),
+            paper=Size((None,), 250, 3, etas=(1e-5, 10.0, 13)),
         ),
         "resnet-20": Architecture(
             "ResNet-20",
             lambda shape, classes, width: ResNet(20, classes, shape[0], _wide(width)),
             "parameters",
             flat=False,
-            epochs=50,
-            batch_size=250,
             step_size=0.003,
-            widths=(16,),
-            etas=(1e-5, 10.0, 13),
+            quick=Size((8, 16), 100, 1, taus=(1e-2, 100.0, 5), rows=4000, steps=400, draws=8),
+            paper=Size((8, 16, 32), 250, 3, taus=(1e-2, 100.0, 5)),
+            scale_step=10.0,
         ),
     }
 )
@@ -215,11 +235,18 @@ class Problem:
         """The tau of eta = tau p/N."""
         return eta * self.units / self.num_data
 
-    def tempered(self, etas: Sequence[float]) -> Joint:
-        """The joint with one eta, or with a member for each."""
+    def tempered(self, temperatures: Sequence[float], *, cold: bool) -> Joint:
+        """The joint with one eta, or T of a cold posterior, or with a member for each."""
         joint = self.joint
-        eta = etas[0] if len(etas) == 1 else torch.tensor(etas, dtype=torch.float64, device=joint.device)
-        return Joint(joint.network, joint.likelihood, joint.prior, joint.num_data, Tempering.tempered(eta))
+        each = torch.tensor(temperatures, dtype=torch.float64, device=joint.device)
+        value = temperatures[0] if len(temperatures) == 1 else each
+        tempering = Tempering.cold(value) if cold else Tempering.tempered(value)
+        return Joint(joint.network, joint.likelihood, joint.prior, joint.num_data, tempering)
+
+    def start_sigma(self, rule: ScaleRule) -> float:
+        """The mean standard deviation of a weight before the first step."""
+        joint = self.joint
+        return float(initial_log_scales(joint, rule, joint.initial()).double().exp().mean())
 
     def start(self, seeds: Sequence[int], key: Key) -> Tensor:
         """First weights, (P,) for one seed or a row for each."""
@@ -239,6 +266,7 @@ def problem(width: int | None, rows: Rows, settings: Settings) -> Problem:
 
 
 ROWS = 2048  # of a chunk of predictions
+LEARNT = 0.95  # of log K: above, labels are those of a few draws from nearly the prior, and accuracy is chance
 
 
 def scores(posterior: Posterior, seed: int, problem: Problem, settings: Settings) -> dict[str, float]:

@@ -26,6 +26,27 @@ LEAST_STEPS = 2000  # of a fit whose length is not given
 
 
 @dataclass(frozen=True)
+class Size:
+    """What the study takes where the user names nothing: as much as two minutes allow, or with --paper all.
+
+    `widths` are (None,) where the network has no width. `etas` and `taus` are low, high and count of a grid. `rows` is
+    the largest number of training rows, None for all. `steps` is the length of a fit; without it `epochs` is, and
+    2,000 steps at least.
+    """
+
+    widths: tuple[int | None, ...]
+    batch_size: int
+    seeds: int
+    etas: tuple[float, float, int] | None = None
+    taus: tuple[float, float, int] | None = None
+    rows: int | None = None
+    steps: int | None = None
+    epochs: int = 30
+    draws: int = 32
+    neuron_draws: int | None = None
+
+
+@dataclass(frozen=True)
 class Settings:
     """What is asked for; None, and an empty tuple, stand for what is usual with the network and the data set.
 
@@ -35,19 +56,23 @@ class Settings:
     counts the neurons of `one-hidden` and the parameters of other networks. A seed has its own first weights and order
     of the rows; all its temperatures begin at the same weights. The noise of training is one for all fits.
 
+    With `cold` temperatures T instead, SGHMC samples (likelihood x prior)^(1/T), a chain for each T and seed; those of
+    a seed begin at the mode that MAP finds, since at w = 0 the density of a deep network has a mode of its own.
+
     Predictions average over `draws` of the weights; with `neuron_draws`, at least over so many draws as make this many
     times neurons: outputs that are averages over neurons then have the same Monte Carlo noise whatever the width.
 
-    `steps`, or else `epochs`, is the length of a fit; without either as many epochs as is usual, and 2,000 steps at
-    least. `sghmc` samples one chain, half of its steps as warm-up.
+    `steps`, or else `epochs`, is the length of a fit; without either it is that of the `size`. `sghmc` samples one
+    chain, half of its steps as warm-up.
     """
 
     data: str = o.choice("mnist", DATA_SETS, "Data set:", o.DATA)
     net: str = o.choice("one-hidden", NETWORKS, "Network:", o.NETWORK)
     widths: tuple[int, ...] = option(
         (),
-        help="Numbers with commas between them, as 50,200,800, the usual ones of one hidden layer.",
+        help="Numbers with commas between them, as 50,200,800: neurons, or channels of the first stage.",
         unit="NUMBERS",
+        usual="by network",
         parse=partial(o.whole_numbers, "--widths"),
         check=positive_whole,
         panel=o.NETWORK,
@@ -60,11 +85,27 @@ class Settings:
         panel=o.METHOD,
         identity=False,
     )
-    seeds: int = o.count(3, "Fits with other first weights and orders of rows.", o.METHOD, identity=False)
-    method: str = o.choice("bayes-by-backprop", METHODS, "Method:", o.METHOD)
-    epochs: int | None = o.count(None, "Passes over the rows.", o.METHOD, usual="by network")
+    cold: tuple[float, ...] = o.grid(
+        "--cold",
+        help="Temperatures T instead, of (likelihood x prior)^(1/T), sampled by SGHMC.",
+        panel=o.METHOD,
+        identity=False,
+    )
+    paper: bool = option(
+        False,
+        help="All widths, temperatures, seeds and rows, for a GPU; without it two minutes on two cores.",
+        panel=o.METHOD,
+        identity=False,
+    )
+    seeds: int | None = o.count(
+        None, "Fits with other first weights and orders of rows.", o.METHOD, usual="1, with --paper 3", identity=False
+    )
+    method: str | None = o.choice(
+        None, METHODS, "Method:", o.METHOD, usual="bayes-by-backprop, with --cold sghmc", identity=False
+    )
+    epochs: int | None = o.count(None, "Passes over the rows.", o.METHOD, usual="by size")
     steps: int | None = o.count(None, "Steps of a fit, instead of passes.", o.METHOD)
-    rows: int | None = o.count(None, "Training rows used.", o.DATA, usual="all")
+    rows: int | None = o.count(None, "Training rows used.", o.DATA, usual="4000, with --paper all")
     held_out: int | None = option(
         None,
         help="Training rows to choose the best eta by.",
@@ -77,8 +118,11 @@ class Settings:
     pixels: str = o.choice("raw", PIXELS, "As they are, or with mean 0 and variance 1 by channel:", o.DATA)
     batch_size: int | None = o.count(None, "Rows in a step.", o.METHOD, usual="by network")
     step_size: float | None = o.amount(None, "First step size.", o.METHOD, usual="by network and method")
+    scale_step: float | None = o.amount(
+        None, "Steps of log-scales, relative to those of means.", o.METHOD, usual="by network"
+    )
     prior_variance: float = o.amount(0.2, "Variance of the prior of every weight.", o.METHOD, unit="V")
-    draws: int = o.count(32, "Draws of the weights for predictions.", o.METHOD)
+    draws: int | None = o.count(None, "Draws of the weights for predictions.", o.METHOD, usual="by size")
     neuron_draws: int | None = o.count(
         None, "As many more draws as make so many times neurons, for equal noise at all widths.", o.METHOD
     )
@@ -90,12 +134,18 @@ class Settings:
         o.check(self)
         if self.steps is not None and self.epochs is not None:
             raise ValueError("Settings: give steps or epochs, not both.")
+        if self.cold and (self.etas or self.taus):
+            raise ValueError("Settings: give cold, or etas and taus, not both: they are temperatures of two densities.")
+        if self.cold and self.method not in (None, "sghmc"):
+            raise ValueError(f"Cold posteriors are sampled by 'sghmc'. Got method '{self.method}'. Leave it out.")
+        if self.cold and len(self.all_widths) > 1:
+            raise ValueError(f"Settings: cold takes one width. Got {', '.join(map(str, self.all_widths))}.")
         self._check_network()
 
     def _check_network(self) -> None:
         if self.neuron_draws is not None and self.architecture.units != "neurons":
             raise ValueError(f"The network '{self.net}' does not average over neurons. Leave neuron_draws out.")
-        if self.widths and self.architecture.widths == (None,):
+        if self.widths and self.size.widths == (None,):
             raise ValueError(f"The network '{self.net}' has one size only. Leave widths out.")
         if not self.architecture.flat and self.data not in IMAGES:
             raise ValueError(
@@ -110,25 +160,50 @@ class Settings:
         return ARCHITECTURES[self.net]
 
     @property
+    def size(self) -> Size:
+        """What is taken where nothing is named."""
+        return self.architecture.paper if self.paper else self.architecture.quick
+
+    @property
+    def method_name(self) -> str:
+        """The method given, or the usual one."""
+        return self.method or ("sghmc" if self.cold else "bayes-by-backprop")
+
+    @property
+    def all_seeds(self) -> int:
+        """The number of seeds given, or the usual one."""
+        return self.seeds or self.size.seeds
+
+    @property
     def all_widths(self) -> tuple[int | None, ...]:
-        """The widths given, or the usual ones."""
-        return tuple(dict.fromkeys(self.widths)) or self.architecture.widths
+        """The widths given, or the usual ones; of a cold posterior the first of these."""
+        usual = self.size.widths[:1] if self.cold else self.size.widths
+        return tuple(dict.fromkeys(self.widths)) or usual
 
     @property
     def all_taus(self) -> tuple[float, ...]:
         """The taus given, or the usual ones where no temperature is given; ascending."""
-        usual = self.architecture.taus if not self.etas else None
+        usual = self.size.taus if not (self.etas or self.cold) else None
         return tuple(sorted(self.taus)) or (log_grid(*usual) if usual else ())
 
     def temperatures(self, num_data: int, units: int) -> tuple[float, ...]:
-        """All etas of a network of so many units, ascending; those that differ by rounding once."""
-        usual = self.architecture.etas if not self.taus else None
-        given = self.etas or (log_grid(*usual) if usual else ())
+        """All etas of a network of so many units, or all T, ascending; those that differ by rounding once."""
+        usual = self.size.etas if not self.taus else None
+        given = self.cold or self.etas or (log_grid(*usual) if usual else ())
         return merged((1.0, *given, *(tau * num_data / units for tau in self.all_taus)))
+
+    def rows_of(self, available: int) -> int | None:
+        """Training rows to take of so many; None for all."""
+        return self.size.rows and min(self.size.rows, available) if self.rows is None else self.rows
 
     def draws_of(self, units: int) -> int:
         """Draws for the predictions of a network of so many units."""
-        return max(self.draws, math.ceil((self.neuron_draws or 0) / units))
+        return max(self.all_draws, math.ceil((self.neuron_draws or self.size.neuron_draws or 0) / units))
+
+    @property
+    def all_draws(self) -> int:
+        """The draws given, or the usual ones."""
+        return self.draws or self.size.draws
 
     @property
     def foreign(self) -> str:
@@ -141,28 +216,48 @@ class Settings:
 
     def common(self) -> dict[str, Any]:
         """The settings on which the numbers of a single fit depend."""
-        return identity(self) | {"ood": self.foreign}
+        more = self.neuron_draws or self.size.neuron_draws
+        chosen = {"ood": self.foreign, "method": self.method_name, "draws": self.all_draws, "neuron_draws": more}
+        return identity(self) | chosen | {"cold": bool(self.cold)}
 
-    def inference(self, num_data: int) -> "Method":
-        """The method of every fit on so many rows."""
-        from posterity.methods import SGHMC, MeanField, NaturalGradient
-        from posterity.methods.parts.gradients import WeightSampling
-        from posterity.methods.parts.preconditioners import RMSprop
+    def search(self, num_data: int) -> "Method":
+        """The search for the mode at which chains of a cold posterior begin: it is the same at every T."""
+        from posterity.methods import MAP
         from posterity.optim.optimizer import Adam
         from posterity.optim.schedules import Cosine
 
-        batch = min(self.batch_size or self.architecture.batch_size, num_data)
-        usual = max(LEAST_STEPS, self.architecture.epochs * (num_data // batch))
-        steps = self.steps or (usual if self.epochs is None else self.epochs * (num_data // batch))
-        scales = self.architecture.initial_scales
-        if self.method == "ivon":
+        batch, steps = self._length(num_data)
+        return MAP(max(1, min(steps // 2, LEAST_STEPS)), batch, Adam(self.architecture.step_size), Cosine())
+
+    def _length(self, num_data: int) -> tuple[int, int]:
+        """Rows in a step, and the number of steps."""
+        size = self.size
+        batch = min(self.batch_size or size.batch_size, num_data)
+        passes = (self.epochs or size.epochs) * (num_data // batch)
+        usual = size.steps or max(LEAST_STEPS, passes)
+        return batch, self.steps or (usual if self.epochs is None else passes)
+
+    def inference(self, num_data: int, chains: int = 1) -> "Method":
+        """The method of every fit on so many rows; a sampler runs so many together."""
+        from posterity.methods import SGHMC, MeanField, NaturalGradient
+        from posterity.methods.parts.gradients import WeightSampling
+        from posterity.methods.parts.preconditioners import Plain, RMSprop
+        from posterity.optim.optimizer import Adam
+        from posterity.optim.schedules import Cosine
+
+        architecture, (batch, steps) = self.architecture, self._length(num_data)
+        scales = architecture.initial_scales
+        if self.method_name == "ivon":
             return NaturalGradient(
                 steps, batch, self.step_size or 0.1, Cosine(), WeightSampling(antithetic=True), radius=0.1,
                 initial_scales=scales,
             )  # fmt: skip
-        if self.method == "sghmc":
+        if self.method_name == "sghmc":
             warmup = max(1, steps // 2)
-            thin = max(1, (steps - warmup) // self.draws)
-            return SGHMC(self.draws, warmup, 1, self.step_size, batch, thin, preconditioner=RMSprop())
-        adam = Adam(self.step_size or self.architecture.step_size)
-        return MeanField(steps, batch, adam, Cosine(), WeightSampling(antithetic=True), initial_scales=scales)
+            thin = max(1, (steps - warmup) // self.all_draws)
+            rule = Plain() if self.cold else RMSprop()
+            return SGHMC(self.all_draws, warmup, chains, self.step_size, batch, thin, preconditioner=rule)
+        adam, step = Adam(self.step_size or architecture.step_size), self.scale_step or architecture.scale_step
+        return MeanField(
+            steps, batch, adam, Cosine(), WeightSampling(antithetic=True), initial_scales=scales, scale_step=step
+        )

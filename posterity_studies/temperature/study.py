@@ -4,21 +4,28 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from torch import Tensor
 
 from posterity.cli.frame.output import table
-from posterity.inference import Task, plan
+from posterity.inference import Method, Task, plan
+from posterity.inference.run import Trace
 from posterity.inference.sweep import Result, Sweep
+from posterity.inference.task import Outcome, stored
+from posterity.methods import SGHMC
+from posterity.model import Joint
 from posterity.model.data import TensorData, as_data
 from posterity.numerics.random import Key
-from posterity.posteriors import Posterior
-from posterity.report.files import processor
+from posterity.posteriors import Point, Posterior
 from posterity.storage import Part
 from posterity_studies.frame import notes, remark, title
 from posterity_studies.grids import mean_and_spread, nearest, row_as_json
 from posterity_studies.options import Report, silent
 from posterity_studies.rows import depends_on, own_orders
-from posterity_studies.temperature.problem import Problem, Rows, describe_foreign, problem, read, scores
+from posterity_studies.temperature import cold
+from posterity_studies.temperature.cold import ColdCell, ColdStudy, sampler_temperatures
+from posterity_studies.temperature.problem import LEARNT, Problem, Rows, described, fits, problem, read, scores
 from posterity_studies.temperature.settings import Settings
 
 
@@ -35,14 +42,24 @@ class Cell:
         width = "network" if self.width is None else f"width-{self.width}"
         return folder / "runs" / width / f"eta-{self.eta:.12g}" / f"seed-{self.seed}.json"
 
+    @property
+    def temperature(self) -> float:
+        """eta."""
+        return self.eta
+
     def __str__(self) -> str:
         width = "" if self.width is None else f"width {self.width}, "
         return f"{width}eta {self.eta:.4g}, seed {self.seed}"
 
 
+Fit = TypeVar("Fit", Cell, ColdCell)
+
+
 @dataclass(frozen=True, eq=False)
-class Runs(Sweep[Cell]):
-    """The fits of one width: those stored, and those to be made."""
+class Runs(Sweep[Fit]):
+    """The fits of one width, or chains of a cold posterior: those stored, and those to be made."""
+
+    kind: type[Fit]
 
     problem: Problem
     folder: Path
@@ -54,33 +71,60 @@ class Runs(Sweep[Cell]):
     def name(self) -> str:
         return "" if self.problem.width is None else f"width {self.problem.width}"
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[Fit]:
         """All of the width, by seed and temperature."""
-        etas = self.settings.temperatures(self.problem.num_data, self.problem.units)
-        return [Cell(self.problem.width, eta, seed) for seed in range(self.settings.seeds) for eta in etas]
+        settings, problem = self.settings, self.problem
+        temperatures = settings.temperatures(problem.num_data, problem.units)
+        return [self.kind(problem.width, each, seed) for seed in range(settings.all_seeds) for each in temperatures]
 
-    def identity(self, cell: Cell) -> Part:
-        method = self.settings.inference(self.problem.num_data)
-        return depends_on(cell, self.settings, inference=method, **{"training rows": self.fingerprint})
+    def identity(self, cell: Fit) -> Part:
+        how = {"inference": self._method([cell]), "training rows": self.fingerprint}
+        if self.kind is ColdCell:
+            how["search"] = self.settings.search(self.problem.num_data)
+        return depends_on(cell, self.settings, **how)
 
-    def room(self, cells: Sequence[Cell]) -> bool:
-        joint = self.problem.tempered([cell.eta for cell in cells])
-        return plan(self.settings.inference(self.problem.num_data), joint, self.problem.rows.train.pair).fits
+    def room(self, cells: Sequence[Fit]) -> bool:
+        return plan(self._method(cells), self._joint(cells), self.problem.rows.train.pair).fits
 
-    def task(self, cells: Sequence[Cell]) -> Task:
+    def task(self, cells: Sequence[Fit]) -> Task:
         rows, key = as_data(self.problem.rows.train.pair), Key(self.settings.seed).fold("temperature")
         assert isinstance(rows, TensorData)
         seeds = [cell.seed for cell in cells]
-        return Task(
-            str(cells[0]),
-            self.settings.inference(self.problem.num_data),
-            self.problem.tempered([cell.eta for cell in cells]),
-            own_orders(rows, seeds),
-            self.problem.start(seeds, key.fold("start")),
-            seed=key.seed,
-        )
+        start = self.problem.start(seeds, key.fold("start"))
+        if self.kind is ColdCell:
+            start = self._modes(seeds, rows, key)
+        orders = own_orders(rows, seeds)
+        return Task(str(cells[0]), self._method(cells), self._joint(cells), orders, start, seed=key.seed)
 
-    def scores(self, cell: Cell, posterior: Posterior) -> dict[str, float]:
+    def _modes(self, seeds: Sequence[int], rows: TensorData, key: Key) -> Tensor:
+        """Where MAP leads from the first weights of each seed, (P,) for one seed or a row for each.
+
+        They are stored: a search on a GPU has other last bits when it is made again, and chains could not go on.
+        """
+        own = list(dict.fromkeys(seeds))
+        start, orders = self.problem.start(own, key.fold("start")), own_orders(rows, own)
+        method = self.settings.search(self.problem.num_data)
+        task = Task("mode", method, self.problem.joint, orders, start, seed=key.seed)
+        path = self.folder / "runs" / "cold" / f"modes {self.name}".strip() / "-".join(map(str, own))
+        outcome = stored(task, path)
+        if outcome is None:
+            outcome = Outcome(task.name, *task.run())
+            outcome.save(task, path)
+        assert isinstance(outcome.posterior, Point)
+        theta = outcome.posterior.theta.reshape(len(own), -1)[[own.index(seed) for seed in seeds]]
+        return theta[0] if len(seeds) == 1 else theta
+
+    def _method(self, cells: Sequence[Fit]) -> Method:
+        return self.settings.inference(self.problem.num_data, len(cells))
+
+    def _joint(self, cells: Sequence[Fit]) -> Joint:
+        return self.problem.tempered([cell.temperature for cell in cells], cold=self.kind is ColdCell)
+
+    def recorded(self, trace: Trace, index: int) -> dict[str, float]:
+        method = self.settings.inference(self.problem.num_data)
+        return sampler_temperatures(trace, index, method.warmup) if isinstance(method, SGHMC) else {}
+
+    def scores(self, cell: Fit, posterior: Posterior) -> dict[str, float]:
         return scores(posterior, cell.seed, self.problem, self.settings)
 
     def summary(self, scores: dict[str, float]) -> str:
@@ -95,17 +139,16 @@ METRICS = {
     "confidence": "conf.",
     "ood_auroc": "AUROC",
 }
-LEARNT = 0.95  # of log K: above, labels are those of a few draws from nearly the prior, and accuracy is chance
-WIDE = 200  # neurons from which widths are compared at equal tau
 
 
 @dataclass(frozen=True)
 class Width:
-    """A width: its number of units N, and the etas of its fits, ascending."""
+    """A width: its number of units N, the etas of its fits, ascending, and the mean sigma before the first step."""
 
     width: int | None
     units: int
     etas: tuple[float, ...]
+    start_sigma: float | None = None
 
 
 @dataclass(frozen=True)
@@ -164,8 +207,9 @@ class Study:
         return min(rows, key=lambda row: row.scores["held_out_nll"][0], default=None)
 
     def spread(self) -> dict[float, Spread]:
-        """By tau, how far the mean accuracies of the widths from 200 on lie apart; empty for fewer than two such."""
-        wide = [width for width in self.widths if width.width is not None and width.width >= WIDE]
+        """By tau, how far the mean accuracies of wide networks lie apart; empty for fewer than two such."""
+        least = self.settings.architecture.wide
+        wide = [width for width in self.widths if width.width is not None and width.width >= least]
         results = {}
         for tau in self.settings.all_taus if len(wide) > 1 else ():
             rows = [self.row(width, tau * self.num_data / width.units) for width in wide]
@@ -192,8 +236,9 @@ class Study:
         spread = self.spread()
         if spread:
             learnt = [gap.accuracy for gap in spread.values() if gap.learnt]
+            least = self.settings.architecture.wide
             lines.append(
-                f"at equal tau mean accuracies of widths from {WIDE} on differ by "
+                f"at equal tau mean accuracies of {f'widths from {least} on' if least else 'all widths'} differ by "
                 f"{100 * max(gap.accuracy for gap in spread.values()):.2f} points at most"
                 + (f", and by {100 * max(learnt):.2f} where all have learnt something" if learnt else "")
             )
@@ -202,19 +247,12 @@ class Study:
 
     def document(self) -> dict[str, Any]:
         """Every number of the study, ready for JSON."""
-        settings, spread = self.settings, self.spread()
+        spread = self.spread()
         best = [(width, self.best(width)) for width in self.widths]
         bayes = [(width, self.row(width, 1.0)) for width in self.widths]
         return {
-            "settings": settings.config(),
-            **processor(settings.device),
-            "inference": repr(settings.inference(self.num_data)),
-            "num_data": self.num_data,
-            "held_out": self.held_out,
-            "classes": self.classes,
-            "units_are": settings.architecture.units,
-            "foreign_rows": describe_foreign(settings.data, settings.foreign),
-            "seeds_differ_in": "first weights, order of training rows, draws of predictions; not the noise of training",
+            **described(self),
+            "units_are": self.settings.architecture.units,
             "widths": [{**asdict(width), "etas": list(width.etas)} for width in self.widths],
             "rows": [row_as_json(row) for width in self.widths for row in self.rows(width)],
             "best_by_held_out_nll": [
@@ -226,7 +264,7 @@ class Study:
                 {"width": width.width, "accuracy": row.scores["accuracy"][0]} for width, row in bayes if row is not None
             ],
             "accuracy_spread_at_equal_tau": {
-                "widths_from": WIDE,
+                "widths_from": self.settings.architecture.wide,
                 "by_tau": [{"tau": tau, **asdict(gap)} for tau, gap in spread.items()],
                 "largest": max((gap.accuracy for gap in spread.values()), default=None),
                 "largest_where_all_have_learnt": max(
@@ -234,37 +272,44 @@ class Study:
                 ),
                 "learnt_means": f"NLL below {LEARNT} log K",
             },
-            "fits": [{**asdict(result.cell), **result.scores, "seconds": result.seconds} for result in self.results],
-            "diverged": [asdict(cell) for cell in self.failed],
-            "notes": self.notes(),
+            **fits(self),
         }
 
 
-def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | None = None) -> Study:
+def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | None = None) -> Study | ColdStudy:
     """Run the study, or the part of it that `folder` does not hold yet; `report` is told a line about each fit.
 
     `rows` are what `read` gives, which is called without them. Temperatures and seeds of a width train together, as
-    members, in groups for which there is memory.
+    members or chains, in groups for which there is memory.
     """
     rows = read(settings) if rows is None else rows
     fingerprint = as_data(rows.train.pair).fingerprint()
+    held_out = 0 if rows.held_out is None else len(rows.held_out)
+    found = (settings, len(rows.train), held_out, rows.classes)
+    problems = [problem(width, rows, settings) for width in settings.all_widths]
+    if settings.cold:
+        chains = Runs(ColdCell, problems[0], folder, settings, report, fingerprint)
+        sampled, lost = chains.results(chains.cells())
+        return ColdStudy(*found, problems[0].units, tuple(sampled), tuple(lost))
     widths: list[Width] = []
     results: list[Result[Cell]] = []
     failed: list[Cell] = []
-    for width in settings.all_widths:
-        own = problem(width, rows, settings)
-        widths.append(Width(width, own.units, settings.temperatures(own.num_data, own.units)))
-        runs = Runs(own, folder, settings, report, fingerprint)
-        most = None if settings.inference(own.num_data).traits.takes_members else 1
-        result, lost = runs.results(runs.cells(), most)
+    for own in problems:
+        etas = settings.temperatures(own.num_data, own.units)
+        rule = None if settings.method_name == "sghmc" else settings.architecture.initial_scales
+        widths.append(Width(own.width, own.units, etas, None if rule is None else own.start_sigma(rule)))
+        runs = Runs(Cell, own, folder, settings, report, fingerprint)
+        result, diverged = runs.results(runs.cells())
         results += result
-        failed += lost
-    held_out = 0 if rows.held_out is None else len(rows.held_out)
-    return Study(settings, len(rows.train), held_out, rows.classes, tuple(widths), tuple(results), tuple(failed))
+        failed += diverged
+    return Study(*found, tuple(widths), tuple(results), tuple(failed))
 
 
-def show(out: Any, study: Study) -> None:
+def show(out: Any, study: Study | ColdStudy) -> None:
     """Print the tables."""
+    if isinstance(study, ColdStudy):
+        cold.show(out, study)
+        return
     settings = study.settings
     for width in study.widths:
         name = settings.architecture.label + ("" if width.width is None else f", width {width.width}")
@@ -272,8 +317,10 @@ def show(out: Any, study: Study) -> None:
         rows = table("eta", "tau", *METRICS.values(), "sigma")
         for row in study.rows(width):
             numbers = [f"{row.scores[key][0]:.4f}" for key in METRICS]
-            rows.add_row(f"{row.eta:.2g}", f"{row.tau:.2g}", *numbers, f"{row.scores['mean_sigma'][0]:.3f}")
+            rows.add_row(f"{row.eta:.2g}", f"{row.tau:.2g}", *numbers, f"{row.scores['mean_sigma'][0]:.3g}")
         out.print(rows)
-    seeds = f"Means over {settings.seeds} seeds" if settings.seeds > 1 else "One seed"
-    remark(out, f"{seeds}, test rows; sigma: mean standard deviation of a weight.")
+    seeds = f"Means over {settings.all_seeds} seeds" if settings.all_seeds > 1 else "One seed"
+    starts = ", ".join(f"{width.start_sigma:.3g}" for width in study.widths if width.start_sigma is not None)
+    began = f", at the start {starts}" if starts else ""
+    remark(out, f"{seeds}, test rows; sigma: mean standard deviation of a weight{began}.")
     notes(out, study.notes())

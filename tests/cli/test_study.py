@@ -79,4 +79,5 @@ def test_data_that_are_absent_are_told_where_to_go(run, tmp_path, monkeypatch, n
     assert result.code == 3
     assert f"Data set '{data}' was not found. Looked for a folder '{data}' in " in result.err
     assert "POSTERITY_DATA" in result.err
+    assert "Fetch it with 'posterity data " in result.err
     assert "Traceback" not in result.err

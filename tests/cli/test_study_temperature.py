@@ -59,7 +59,16 @@ def test_what_cannot_be_used_is_refused(refused, words, said):
 
 @pytest.mark.parametrize("net", ["one-hidden", "mlp"])
 def test_networks_have_usual_widths(net):
-    assert settings.Settings(net=net).all_widths == (50, 200, 800)
+    assert settings.Settings(net=net).all_widths == (50, 200, 400)
+
+
+def test_cold_posteriors_have_a_table_of_their_own(study):
+    words = ("--data", "two-moons", "--cold", "0.1", "--widths", "3", "--steps", "8", "--draws", "2", "--device", "cpu")
+    told = "--data two-moons --widths 3 --cold 0.1 --steps 8 --draws 2 --device cpu"
+    result = study("temperature", *words, told=told, seed=3, goes_on=True)
+    assert "averaged over its neurons, width 3: 3 neurons, cold posteriors by SGHMC" in result.shown
+    assert "temperatures of the sampler, which should be 1 at every T" in result.shown
+    assert [row["temperature"] for row in result.stored["rows"]] == [0.1, 1.0]
 
 
 def test_the_names_of_the_options_are_those_of_the_study():

@@ -166,6 +166,19 @@ def test_warm_up_weighs_the_kl() -> None:
     torch.testing.assert_close(grads["none"] - grads["warm"], 0.99 * push)
 
 
+@pytest.mark.parametrize("optimizer", [po.optim.SGD(1.0), Adam(0.01), po.optim.ScaledAdam(0.01)])
+def test_steps_of_scales_may_be_longer_than_those_of_means(optimizer: po.optim.Optimizer) -> None:
+    joint = problem()
+    method = MeanField(steps=99, batch_size=None, optimizer=optimizer, schedule=Constant(), initial_scales=FanIn(0.1))
+    method = dataclasses.replace(method, estimator=WeightSampling())
+    plain, _ = first_step(method, joint)
+    longer, _ = first_step(dataclasses.replace(method, scale_step=7.0), joint)
+    torch.testing.assert_close(longer[: joint.size], plain[: joint.size])
+    torch.testing.assert_close(longer[joint.size :], 7.0 * plain[joint.size :])
+    assert "scale_step" not in repr(method)
+    assert repr(dataclasses.replace(method, scale_step=7.0)) == repr(method)[:-1] + ", scale_step=7.0)"
+
+
 def test_mirrored_draws_continue_in_the_next_step() -> None:
     joint = problem()
     q = Factorised(joint.initial(), torch.full((joint.num_weights,), 0.3, dtype=FLOAT64), None)
@@ -247,6 +260,7 @@ def test_a_density_without_data() -> None:
         ({"batch_size": 0}, "MeanField.batch_size must be"),
         ({"estimator": WeightSampling}, "MeanField.estimator must be of kind Estimator"),
         ({"kl_schedule": 0.1}, "MeanField.kl_schedule must be of kind Schedule"),
+        ({"scale_step": 0.0}, "MeanField.scale_step must be a positive number"),
         ({"initial_scales": 0.1}, "MeanField.initial_scales must be of kind ScaleRule"),
     ],
 )

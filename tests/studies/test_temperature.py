@@ -55,19 +55,6 @@ def small(monkeypatch):
     monkeypatch.setattr(module, "cifar10_test", lambda: colour.test)
 
 
-@pytest.fixture
-def fitted(monkeypatch):
-    """How many fits each call of `infer` has made."""
-    sizes, infer = [], task.infer
-
-    def counted(method, joint, *words, **options):
-        sizes.append(joint.num_members or 1)
-        return infer(method, joint, *words, **options)
-
-    monkeypatch.setattr(task, "infer", counted)
-    return sizes
-
-
 def at_most(monkeypatch, most):
     """Let memory have room for so many fits."""
 
@@ -147,10 +134,35 @@ def test_a_seed_predicts_with_the_same_draws_at_all_temperatures(tmp_path, monke
 
 def test_sghmc_samples_a_chain_for_each_fit(tmp_path, fitted):
     result = run(replace(TINY, widths=(3,), seeds=1, method="sghmc", steps=20), folder=tmp_path)
-    assert fitted == [1, 1, 1]
+    assert fitted == [3]
     assert all("kl" not in item.scores and item.scores["mean_sigma"] > 0 for item in result.results)
+    assert result.widths[0].start_sigma is None
     against_eta(result, tmp_path / "eta.png")  # without a KL
     assert (tmp_path / "eta.png").exists()
+
+
+def test_scales_take_steps_of_their_own_and_their_start_is_told(tmp_path):
+    moved = {}
+    for step in (1.0, 20.0):
+        settings = replace(TINY, widths=(3,), seeds=1, scale_step=step)
+        result = run(settings, folder=tmp_path / str(step))
+        assert ("scale_step=20.0" in result.document()["inference"]) == (step == 20.0)
+        assert result.document()["widths"][0]["start_sigma"] == pytest.approx(0.05)
+        moved[step] = result.row(result.widths[0], 1.0).scores["mean_sigma"][0] / 0.05
+    assert 1.0 < moved[1.0] < 1.2  # six steps of at most 0.03
+    assert moved[20.0] > 2.0
+    assert Settings("cifar-10", "resnet-20").inference(100).scale_step == 10.0
+
+
+def test_the_usual_size_is_small_and_that_of_the_paper_is_whole():
+    quick, whole = Settings(), Settings(paper=True)
+    assert (quick.all_seeds, quick.rows_of(55_000), quick.rows_of(458)) == (1, 4000, 458)
+    assert (whole.all_seeds, whole.rows_of(55_000), whole.all_widths) == (3, None, (50, 200, 800, 3200, 6400))
+    assert replace(quick, rows=7, seeds=2).rows_of(55_000) == 7
+    assert replace(quick, net="resnet-20", data="cifar-10", paper=True).all_widths == (8, 16, 32)
+    assert replace(quick, cold=(0.1,)).all_widths == (50,)
+    small, named = quick.common(), replace(quick, draws=quick.all_draws, seeds=4, method="bayes-by-backprop").common()
+    assert small == named != whole.common()
 
 
 def test_an_interrupted_sweep_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
@@ -232,10 +244,10 @@ def test_temperatures_are_the_etas_those_of_taus_and_one():
     assert settings.temperatures(100, 10) == (0.1, 1.0, 10.0)  # eta = 10 tau, and none twice
     assert settings.temperatures(100, 7) == (0.1, 0.01 * 100 / 7, 1.0, 0.1 * 100 / 7, 10.0)
     for net, widths in (("one-hidden", (50,)), ("resnet-20", ())):
-        usual = Settings(net=net, widths=widths).temperatures(50_000, 270_000)
-        assert len(usual) >= 13
+        usual = Settings(net=net, widths=widths, paper=True).temperatures(50_000, 270_000)
+        assert len(usual) >= 6
         assert 1.0 in usual
-        assert usual[-1] / usual[0] >= 0.99e6
+        assert usual[-1] / usual[0] >= 0.99e4
     assert replace(TINY, etas=(2.0,), taus=()).temperatures(100, 7) == (1.0, 2.0)
 
 
@@ -381,6 +393,10 @@ def test_inputs_that_do_not_vary_cannot_be_scaled(monkeypatch):
         ({"seeds": 0}, "--seeds"),
         ({"steps": 0}, "--steps"),
         ({"epochs": 2}, "steps or epochs, not both"),
+        ({"cold": (0.1,)}, "they are temperatures of two densities"),
+        ({"cold": (0.1,), "etas": (), "taus": (), "method": "ivon"}, "sampled by 'sghmc'. Got method 'ivon'"),
+        ({"cold": (0.1,), "etas": (), "taus": ()}, "one width. Got 3, 5"),
+        ({"scale_step": 0.0}, "--scale-step"),
         ({"held_out": -1}, "--held-out"),
         ({"prior_variance": 0.0}, "--prior-variance"),
         ({"step_size": -1.0}, "--step-size"),
@@ -405,10 +421,11 @@ def test_rows_that_are_not_there_are_refused(change, said):
 
 
 def test_the_length_of_a_fit():
-    alone = replace(TINY, steps=None)
+    assert replace(TINY, steps=None).inference(458).steps == 400
+    alone = replace(TINY, steps=None, paper=True)
     assert alone.inference(458).steps == 2000
     assert replace(alone, epochs=3).inference(458).steps == 3 * 28
-    assert replace(alone, data="mnist").inference(60_000).steps == 30 * (60_000 // 16)
+    assert replace(alone, data="mnist").inference(60_000).steps == 12 * (60_000 // 16)
     assert replace(alone, batch_size=None).inference(100).batch_size == 100
 
 
@@ -423,6 +440,7 @@ def test_grids_of_logarithms():
 def test_narrow_networks_draw_more_so_that_noise_is_that_of_wide_ones():
     settings = Settings("blobs", neuron_draws=1000, draws=32, widths=(5,))
     assert [settings.draws_of(units) for units in (1, 10, 30, 31, 5000)] == [1000, 100, 34, 33, 32]
-    assert Settings("blobs", widths=(5,)).draws_of(1) == 32
+    assert Settings("blobs", widths=(5,), draws=32).draws_of(1) == 32
+    assert Settings("blobs", widths=(5,), paper=True).draws_of(1) == 100_000
     with pytest.raises(ValueError, match="does not average over neurons"):
         Settings("mnist", "lenet", neuron_draws=10)
