@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+SMALLEST_NOISE = 1e-6
+"""The least noise, in scales of the targets: what float32 leaves of targets that are linear in the inputs."""
 RATIOS = torch.logspace(-14.0, 6.0, 201, dtype=torch.float64, device="cpu")  # of ridge and largest squared value
 
 

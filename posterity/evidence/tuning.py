@@ -153,7 +153,7 @@ class Point(NamedTuple):
 class Climb(Protocol):
     """A log evidence as a function of logs (K,), as `Evidence.climb` sees it.
 
-    `names` are those of the logs for messages, `size` is the number of random weights, `evaluations` counts calls of
+    `names` names each log in messages, `size` is the number of random weights, `evaluations` counts calls of
     `at`, which returns None where the evidence has no finite value.
     """
 
@@ -163,7 +163,7 @@ class Climb(Protocol):
     @property
     def size(self) -> int:
         """The number of random weights."""
-        raise NotImplementedError
+        ...
 
     def at(self, logs: Tensor) -> Point | None:
         """Evaluate the evidence and its gradient."""
@@ -192,7 +192,7 @@ class Search:
     def wanted(cls, marginal: Marginal, noise: bool) -> "Search":
         """Search over all that can be tuned, the noise only with `noise`; log what cannot be tuned."""
         if not marginal.names:
-            logger.warning("The prior precision is not tuned: only that of normal priors is.")
+            logger.warning("The prior precision is not tuned: only normal priors have one to tune.")
         return cls(marginal, noise and marginal.noise is not None)
 
     def values(self, logs: Tensor) -> tuple[Tensor, Tensor | None]:

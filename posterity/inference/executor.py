@@ -306,7 +306,7 @@ def _shapes(data: object) -> tuple[object, ...]:
 
 
 def _stacked(data: TensorData, tasks: Sequence[Task]) -> TensorData:
-    """Return the rows of all tasks with a member axis; those of the first where all have the same."""
+    """Return the rows of all tasks with a member axis; without one where all tasks have the same rows."""
     if len({tuple(map(id, _parts(task.data))) for task in tasks}) == 1:
         return data
     each = [batch_tensors(task_rows.first()) for task_rows in (as_data(task.data) for task in tasks)]

@@ -24,7 +24,7 @@ class Probit(Likelihood):
     information rho(f) rho(-f). Over a Gaussian output of mean m and variance v, E Phi(f) = Phi(m / sqrt(1 + v)).
 
     **Limit**: exact, in logs: finite at any output. A label that contradicts f costs f^2 / 2 nats, where `Bernoulli`
-    takes |f|: mislabelled rows weigh more. Weights are about 0.6 times those of `Bernoulli`.
+    takes |f|: mislabelled rows weigh more. Weights are about 0.6 times as large as under `Bernoulli`.
 
     **Cost**: one pass over the outputs.
 

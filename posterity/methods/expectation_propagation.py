@@ -54,7 +54,7 @@ class SiteState(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpectationPropagation(Method):
-    """A Gaussian whose moments along each row are those of the exact likelihood term in the context of all others.
+    """A Gaussian that has, along each row, the moments of the exact likelihood term in the context of all others.
 
     **Math**: the likelihood of row i sees f_i = x_i . w alone, and a site exp(nu_i f_i - tau_i f_i^2 / 2) stands for
     it. q(w) is the prior times all sites. Without its own site the marginal of f_i is the cavity N(m_i, v_i); the new

@@ -57,19 +57,6 @@ def few_images(monkeypatch):
     monkeypatch.setattr(module, "cifar10", lambda: made("cifar-10", 3, 32))
 
 
-@pytest.fixture
-def fitted(monkeypatch):
-    """How many fits each call of infer had."""
-    sizes, infer = [], task.infer
-
-    def counted(method, joint, *words, **options):
-        sizes.append(joint.num_members or 1)
-        return infer(method, joint, *words, **options)
-
-    monkeypatch.setattr(task, "infer", counted)
-    return sizes
-
-
 def at_most(monkeypatch, most):
     """Let memory have room for so many fits."""
 

@@ -14,13 +14,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
 from posterity.datasets import DataSet, LabelledData
-from posterity.evidence.ridge import best_ridge
+from posterity.evidence.ridge import SMALLEST_NOISE, best_ridge
 from posterity.predictive import ClassPredictive, GaussianPredictive, Predictive
 
 Predictor = Callable[[Tensor], Predictive]
-SMALLEST_NOISE = (
-    1e-6  # standard deviations of the targets: what float32 leaves of a target that is linear in its inputs
-)
 PRIOR_SCALES = tuple(2.0**power for power in range(-8, 7))  # of the weights of logistic regression
 NEWTON_STEPS, CG_STEPS = 50, 50  # at most, of a fit of logistic regression
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from posterity.model import Batch, Joint
+from posterity.model import Batch, Buffers, Joint
 from posterity.numerics.random import Key
 from posterity.precisions.dense import Dense
 from posterity.priors import Correlated, Normal
@@ -37,6 +37,13 @@ def precision_root(joint: Joint, origin: Tensor) -> tuple[Tensor, Tensor]:
         return torch.linalg.cholesky(dense).mT, prior.mean.to(origin)
     factor = torch.linalg.cholesky(dense[index][:, index])
     return factor.mT, torch.cholesky_solve(slope[index].unsqueeze(-1), factor).squeeze(-1)
+
+
+def is_linear(joint: Joint, theta: Tensor, rows: Batch, buffers: Buffers | None) -> bool:
+    """Return whether the outputs of these rows are linear in the weights around theta, along one random direction."""
+    step = 0.1 * Key(0).fold("linear").normal(tuple(theta.shape), torch.float32, theta.device).to(theta.dtype)
+    up, middle, down = (joint.outputs(at, rows.inputs, buffers) for at in (theta + step, theta, theta - step))
+    return float((up + down - 2.0 * middle).abs().max()) <= 1e-3 * float((up - down).abs().max())
 
 
 def refuse_curved(method: str, joint: Joint, origin: Tensor, rows: Batch, jacobian: Tensor, outputs: Tensor) -> None:

@@ -14,7 +14,7 @@ from posterity.curvature import Full, Kronecker
 from posterity.errors import PosterityError
 from posterity.evidence import NoiseScale, PerLayer, PriorScale, Shared, Tuned, residual_sums, tuned_joint
 from posterity.evidence.marginal import GIVEN, LeftOut, grouped, left_out, rescaled_prior
-from posterity.evidence.ridge import best_ridge
+from posterity.evidence.ridge import SMALLEST_NOISE, best_ridge
 from posterity.inference.infer import infer
 from posterity.inference.method import Method
 from posterity.likelihoods import Gaussian
@@ -44,7 +44,6 @@ WORTH = 0.1  # nats of evidence that make the next power worth it
 FEW_ROWS, SAME = 64, 0.01  # rows, and relative change of their outputs, by which a layer is known to be normed
 FAILURES = (PosterityError, NotImplementedError, RuntimeError, TypeError, ValueError)  # of a fit
 CHUNK = 512  # rows of a linear model at a time
-SMALLEST_NOISE = 1e-6  # root mean squares of the targets: what float32 leaves of targets that are linear in the inputs
 MOST_OUTPUTS = 100  # the curvature of the output layer goes as their cube
 
 
@@ -107,7 +106,7 @@ def by_m_steps(method: Method, joint: Joint, data: Data, start: Joint | None, ke
             em = VariationalEM(method, m_steps)
             posterior, _ = infer(em, problem, tuple(rows[:3]), seed=key.seed, progress=False)
     except FAILURES as error:
-        logger.warning("The scales are those of the evidence, as M-steps failed (%s). Give them to be sure.", error)
+        logger.warning("The evidence chose the scales, since M-steps failed (%s). Give them to be sure.", error)
         return chosen
     return with_scales_of(joint, as_chosen(posterior.joint.as_joint("by_m_steps"), "M-steps"))
 

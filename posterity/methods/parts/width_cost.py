@@ -1,4 +1,4 @@
-"""What the width of a posterior costs: its predictions beside those of its mean; warnings, and a narrower prior."""
+"""What the width of a posterior costs: does it predict worse than its mean? Warnings, and a narrower prior."""
 
 import logging
 import math
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posterity.errors import PosterityError
 from posterity.evidence.cavities import PredictiveFit, left_out_rows, with_noise
+from posterity.methods.parts.linear_model import is_linear
 from posterity.model import Batch, Data, Joint, Problem
 from posterity.model.data import NoData
 from posterity.model.scales import leaves_out
@@ -83,7 +84,7 @@ def width_cost(posterior: Posterior, rows: Batch, draws: int) -> WidthCost:
             own = own + relative.var(0) / (2.0 * draws)
             noise = float(relative.mean(1).var()) / draws
         each = at_mean - own
-        if gaussian is not None and _is_linear(joint, posterior, rows):
+        if gaussian is not None and is_linear(joint, posterior.point(), rows, posterior.buffers or None):
             left = left_out_rows(Linearized(gaussian.joint, gaussian), rows)
             each = torch.where(left.posterior.isnan(), each, left.plug_in - left.posterior)
     weights = torch.ones_like(each) if rows.weights is None else rows.weights.to(each)
@@ -93,20 +94,12 @@ def width_cost(posterior: Posterior, rows: Batch, draws: int) -> WidthCost:
     return WidthCost(float(mean), math.sqrt(spread + noise))
 
 
-def _is_linear(joint: Joint, posterior: Posterior, rows: Batch) -> bool:
-    """Whether the outputs of these rows are linear in the weights."""
-    point, buffers = posterior.point(), posterior.buffers or None
-    step = 0.1 * Key(0).fold("linear").normal(tuple(point.shape), torch.float32, point.device).to(point.dtype)
-    up, middle, down = (joint.outputs(theta, rows.inputs, buffers) for theta in (point + step, point, point - step))
-    return float((up + down - 2.0 * middle).abs().max()) <= 1e-3 * float((up - down).abs().max())
-
-
 def measured_width_cost(
     name: str, joint: Problem, posterior: Callable[[], Posterior], data: Data, seen: int, remedy: str = REMEDY
 ) -> dict[str, Tensor]:
     """Return "width_cost" for a trace, in nats a row, with a warning where the posterior does harm.
 
-    `name` is that of the method, and `seen` the number of rows that passed the network in its fit: nothing is measured
+    `name` names the method, and `seen` is the number of rows that passed the network in its fit: nothing is measured
     where that would take more than a tenth of these passes.
     """
     if not isinstance(joint, Joint) or isinstance(data, NoData) or data.augmentation is not None:
@@ -152,7 +145,7 @@ def that_predicts(posterior: Linearized, rows: Batch) -> Linearized:
     if normal and prior.chosen == LEFT_OUT:
         return PredictiveFit().by_cavities(posterior, rows, at_mode=False)
     if leaves_out(joint) and not normal:
-        logger.warning("The scales that were left out stay at 1: only those of normal priors are chosen.")
+        logger.warning("The scales that were left out stay at 1: they are chosen for normal priors only.")
     elif leaves_out(joint):
         posterior = with_noise(posterior)
     whole = isinstance(posterior.gaussian.precision, Dense)
