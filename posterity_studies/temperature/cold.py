@@ -11,7 +11,7 @@ from posterity.inference.run import Trace
 from posterity.inference.sweep import Result
 from posterity_studies.frame import notes, remark, title
 from posterity_studies.grids import mean_and_spread, row_as_json
-from posterity_studies.temperature.problem import LEARNT, described, fits
+from posterity_studies.temperature.problem import LEARNT, cell_file, described, fits
 from posterity_studies.temperature.settings import Settings
 
 KINDS = ("kinetic", "configurational")
@@ -38,8 +38,7 @@ class ColdCell:
 
     def path(self, folder: Path) -> Path:
         """Its file in the folder of the study."""
-        width = "network" if self.width is None else f"width-{self.width}"
-        return folder / "runs" / "cold" / width / f"T-{self.temperature:.12g}" / f"seed-{self.seed}.json"
+        return cell_file(folder / "runs" / "cold", self.width, f"T-{self.temperature:.12g}", self.seed)
 
     def __str__(self) -> str:
         return f"T {self.temperature:.4g}, seed {self.seed}"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -81,6 +82,11 @@ def describe_foreign(name: str, foreign: str) -> str:
     differs = (name == "cifar-10") != (foreign == "cifar-10")
     how = ", padded or cut to the size of the training images, grey and colours made one another" if differs else ""
     return f"test images of {foreign}{how}"
+
+
+def cell_file(folder: Path, width: int | None, setting: str, seed: int) -> Path:
+    """The file of a fit: in folders by width and by its setting, one for each seed."""
+    return folder / ("network" if width is None else f"width-{width}") / setting / f"seed-{seed}.json"
 
 
 def described(study: Any) -> dict[str, Any]:

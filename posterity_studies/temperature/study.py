@@ -25,7 +25,17 @@ from posterity_studies.options import Report, silent
 from posterity_studies.rows import depends_on, own_orders
 from posterity_studies.temperature import cold
 from posterity_studies.temperature.cold import ColdCell, ColdStudy, sampler_temperatures
-from posterity_studies.temperature.problem import LEARNT, Problem, Rows, described, fits, problem, read, scores
+from posterity_studies.temperature.problem import (
+    LEARNT,
+    Problem,
+    Rows,
+    cell_file,
+    described,
+    fits,
+    problem,
+    read,
+    scores,
+)
 from posterity_studies.temperature.settings import Settings
 
 
@@ -39,8 +49,7 @@ class Cell:
 
     def path(self, folder: Path) -> Path:
         """Its file in the folder of the study."""
-        width = "network" if self.width is None else f"width-{self.width}"
-        return folder / "runs" / width / f"eta-{self.eta:.12g}" / f"seed-{self.seed}.json"
+        return cell_file(folder / "runs", self.width, f"eta-{self.eta:.12g}", self.seed)
 
     @property
     def temperature(self) -> float:
