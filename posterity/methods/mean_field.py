@@ -55,7 +55,7 @@ class MeanField(VariationalFit):
     "data_fit" E log p(D | w), "kl" and "elbo" = data_fit - kl. Weights that the joint does not have as random, and the
     likelihood's learnt parameters, are trained points: their log prior is in "kl", with a minus. Scales begin at
     the standard deviations of `initial_scales`, means at the weights; with `AtMode` both at a mode, and the first
-    steps record minus the log density as "loss". Steps in the log-scales are `scale_step` times those of the optimiser:
+    steps record minus the log density as "loss". Steps in the log-scales are longer by the factor `scale_step`:
     in large networks their gradients are mostly noise, and steps that suit the means hardly move them. At the end
     "elbo_gap" estimates what more steps would add, in nats; if that is much, a warning says so. "width_cost" is what q
     costs beside its mean in predictions of rows, in nats a row, with a warning where it does harm. Settings left out
@@ -90,7 +90,7 @@ class MeanField(VariationalFit):
     scale_step: float = field(default=1.0, repr=False)
 
     def __repr__(self) -> str:
-        # With `scale_step` only where it is set: runs are known by this text, and those of 0.1.0 have no such field.
+        # `scale_step` only where it is set: a run is known by this text, and runs of 0.1.0 have no such field.
         shown = (own.name for own in fields(self) if own.repr or getattr(self, own.name) != own.default)
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 

@@ -163,7 +163,7 @@ _NAME = ProbabilisticBackpropagation.__name__
 
 
 def _with_member_axis(state: PBPState) -> PBPState:
-    """The state of a single run as that of one member; it shares its memory."""
+    """The state of a single run with a member axis of length 1; it shares its memory."""
     mean, variance, sites, noise, prior = (
         part.unsqueeze(0) for part in (state.mean, state.variance, state.sites, state.noise, state.prior)
     )
@@ -171,7 +171,7 @@ def _with_member_axis(state: PBPState) -> PBPState:
 
 
 class _Known(NamedTuple):
-    """What a run needs of its problem; the first axis is 1, or that of its members."""
+    """What a run needs of its problem; the first axis is 1, or counts its members."""
 
     chain: Chain
     num_data: int
