@@ -1,4 +1,4 @@
-"""HTML pages that need no other file, with style and pictures inside and no scripts, such as the report of a comparison."""
+"""HTML pages that need no other file: style and pictures are inside, scripts are not; the report of a comparison."""
 
 import base64
 import json
