@@ -172,7 +172,7 @@ def chi_square_p(counts: Tensor) -> float:
     """
     expected = counts.sum().double() / len(counts)
     statistic = (counts - expected).square().sum() / expected
-    half = torch.tensor(0.5 * (len(counts) - 1), dtype=torch.float64)
+    half = statistic.new_full((), 0.5 * (len(counts) - 1))
     return float(torch.special.gammaincc(half, 0.5 * statistic))
 
 

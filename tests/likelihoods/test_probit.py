@@ -14,17 +14,18 @@ def test_log_prob_is_that_of_scipy_at_any_output() -> None:
     outputs = torch.tensor(QUANTILES, dtype=torch.float64)
     for label, sign in ((1.0, 1.0), (0.0, -1.0)):
         value = Probit().log_prob(outputs, torch.full_like(outputs, label))
-        np.testing.assert_allclose(value, stats.norm.logcdf(sign * outputs.numpy()), rtol=1e-12, atol=0.0)
+        wanted = stats.norm.logcdf(sign * outputs.cpu().numpy())
+        np.testing.assert_allclose(value.cpu(), wanted, rtol=1e-12, atol=0.0)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-4), (torch.float64, 2e-8)], ids=str)
 def test_slopes_keep_their_digits_where_the_label_contradicts(dtype: torch.dtype, tolerance: float) -> None:
     outputs = torch.tensor(QUANTILES, dtype=dtype, requires_grad=True)
     (slope,) = torch.autograd.grad(Probit().log_prob(outputs, torch.ones_like(outputs)).sum(), outputs)
-    z = outputs.detach().double().numpy()
+    z = outputs.detach().double().cpu().numpy()
     wanted = np.exp(stats.norm.logpdf(z) - stats.norm.logcdf(z))
     wanted[z < -1e4] = -z[z < -1e4]  # the difference of the logs has lost its digits there
-    np.testing.assert_allclose(slope.double(), wanted, rtol=tolerance)
+    np.testing.assert_allclose(slope.double().cpu(), wanted, rtol=tolerance)
 
 
 def test_curvature_lies_between_zero_and_one() -> None:
