@@ -31,6 +31,8 @@ def recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     try:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             yield
+        # torch seeds the generators of a recording on another stream, for which a replay would not wait.
+        torch.cuda.synchronize()
     except BaseException:
         # A failed recording leaves torch's own generator waiting for its end: make a recording that succeeds.
         with torch.cuda.graph(torch.cuda.CUDAGraph()):

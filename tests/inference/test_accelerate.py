@@ -123,6 +123,22 @@ def test_recorded_actual_step_size_other_problems(method: Method, kind: str, cap
 
 
 @pytest.mark.cuda
+def test_the_first_replay_on_a_busy_device_draws_its_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    joint, synchronize = problem(), torch.cuda.synchronize
+    whole, _ = po.infer(METHODS["mean field"], joint, rows())
+
+    def then_busy() -> None:
+        """What is queued on the stream of recordings from here on runs late."""
+        synchronize()
+        with torch.cuda.stream(torch.cuda.graph.default_capture_stream):
+            torch.cuda._sleep(200_000_000)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", then_busy)
+    late, _ = po.infer(METHODS["mean field"], joint, rows())
+    torch.testing.assert_close(late.point(), whole.point(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.cuda
 def test_a_run_that_is_taken_up_again_is_recorded_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Stop(Callback):
         def after_step(self, run: Run) -> None:

@@ -277,7 +277,7 @@ REFUSALS = [
 def test_other_problems_are_refused_with_the_reason(
     module: nn.Module, likelihood: Likelihood, prior: object, message: str
 ) -> None:
-    x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+    x = Key(0).normal((6, 2))
     y = torch.tensor([0, 1, 1, 0, 1, 0])
     targets = y if isinstance(likelihood, Categorical) else y.float().unsqueeze(-1)
     with pytest.raises(ValueError, match=message):
