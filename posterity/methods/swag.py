@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ _LEAST_ROWS, _MOST_ROWS, _BATCHES = 4, 128, 32  # of a batch, and batches in a p
 _PASSES, _LEAST_STEPS, _MOST_STEPS, _COLLECTED = 40, 1000, 10_000, 100  # after the warm-up, which has twice as many
 _EVERY = 20  # steps between collected thetas of a fit that is given
 _LEAST = 1e-30  # variance of a weight that never moved: too small to matter in a draw, enough for a density
+
+# Weights that a run began at, by its problem.
+_starts: "WeakKeyDictionary[Problem, Tensor]" = WeakKeyDictionary()
 
 
 class SWAGState(NamedTuple):
@@ -140,10 +144,11 @@ class SWAG(Method):
         return risen("SWAG", trace, expected=joint.size / joint.num_data)  # twice the half a nat of each weight
 
     def closing(self, joint: Problem, state: SWAGState, data: Data) -> Info:
-        """Record "width_cost", the nats a row by which draws predict worse than the mean."""
+        """Record "width_cost", the nats a row by which draws predict worse than the mean, or than the start."""
         rows = min(data.num_data, self.fit.batch_size or data.num_data)
         seen = self.fit.steps * max(rows, 32)  # batches of fewer rows hardly take less time
-        return measured_width_cost("SWAG", joint, partial(self.posterior, joint, [state]), data, seen)
+        posterior = partial(self.posterior, joint, [state])
+        return measured_width_cost("SWAG", joint, posterior, data, seen, start=_starts.get(joint))
 
     @property
     def traits(self) -> Traits:
@@ -181,6 +186,7 @@ class SWAG(Method):
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> SWAGState:
         lead, count = theta.shape[:-1], joint.num_random
+        _starts[joint] = theta
         return SWAGState(
             fit=self.fit.init(joint, theta, key),
             mean=torch.zeros_like(theta, dtype=torch.float64),
