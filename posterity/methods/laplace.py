@@ -175,7 +175,7 @@ class Laplace(Method):
         return replace(self, subset=self._usual_subset(joint, data))
 
     def _usual_subset(self, joint: Problem, data: Data) -> Subset:
-        """The last layer where Kronecker factors of some weights are not known and would be wanted, else all weights."""
+        """The last layer where Kronecker factors of some weights are wanted and not known, else all weights."""
         chosen = isinstance(joint, Joint) and not isinstance(joint.random, Tensor) and not isinstance(data, NoData)
         if self.structure is not None or not chosen or not isinstance(self.structure_for(joint), Kronecker):
             return AllWeights()

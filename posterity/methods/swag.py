@@ -64,8 +64,9 @@ class SWAG(Method):
     **Defaults**: without a `fit` the steps are those of `optim.StationarySGD`, whose sizes follow from the gradients,
     so that it wanders as far as the posterior is wide. 100 thetas are collected, or `rank` if that is more, in 40
     passes over the data (at least 1,000 steps, at most 10,000), after a `warmup` of twice as many steps that begins
-    with a search for a mode. A batch has a 32nd of the rows, at least 4 and at most 128, and at most half of them: all
-    rows have no noise. With a `fit`, theta is collected every 20 steps without a warm-up.
+    with a search for a mode, which hardly moves where the start is at one. A batch has a 32nd of the rows, at least 4
+    and at most 128, and at most half of them: all rows have no noise. With a `fit`, theta is collected every 20 steps
+    without a warm-up.
 
     **Limit**: says how far SGD wanders at its step size, which for a quadratic bowl and a well chosen one is the width
     of the posterior; with a `fit` of your own it is not calibrated by itself. Weights that the prior alone decides

@@ -20,7 +20,7 @@ _HALVINGS, _QUICKEST, _SLOWEST = 20, 5, 25  # of the mean squares in use at most
 _PRIOR = 0.1  # weight of the mean squares after the heating in the final ones, in steps of the rest
 _POWER = 0.5  # step of the power iteration, over the number of weights
 _FLOOR = 1e-10  # mean squares at least, relative to their mean
-_LEAST = 0.01  # share of its rate that a search from a mode has
+_LEAST = 0.001  # share of its rate that a search from a mode has
 
 
 class ScaleState(NamedTuple):
@@ -49,8 +49,8 @@ class GradientScale:
     it at once. In the last quarter V, lambda and theta are averaged. All is constant after the warm-up.
 
     With `batches`, the number of them in a pass, the first pass does not move: it measures the distance of the start
-    to a mode, in standard deviations, (mean of batches E[grad]^2 / E[grad^2])^1/2 over the weights. Below 1 the rate is
-    multiplied by it, so that a start at a mode is not lost by steps as long as those that look for one.
+    to a mode in standard deviations, whose square is the mean over the weights of batches E[grad]^2 / E[grad^2]. Below
+    1 the rate is multiplied by this square: steps as long as those that look for a mode would lose one.
 
     **References**: Kingma and Ba (2015); Oja (1982), A simplified neuron model as a principal component analyzer.
     """
@@ -106,7 +106,7 @@ class GradientScale:
         share = torch.ones_like(moved)
         if look:
             signal = look * known.direction.square() / known.squares.clamp_min(torch.finfo(grad.dtype).tiny)
-            share = torch.where(step == look, signal.mean(-1).sqrt().clamp(_LEAST, 1.0), known.numbers[:, 2])
+            share = torch.where(step == look, signal.mean(-1).clamp(_LEAST, 1.0), known.numbers[:, 2])
         met = torch.stack([change.square(), moved.square()], dim=1)
         counted = (step > look) & (step <= look + 0.5 * (search - look))
         numbers = torch.cat([known.numbers[:, :2] + met * counted, share.unsqueeze(1)], dim=1)

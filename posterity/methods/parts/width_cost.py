@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from posterity.errors import PosterityError
+from posterity.evidence import residual_sums
 from posterity.evidence.cavities import PredictiveFit, left_out_rows, with_noise
+from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.methods.parts.linear_model import is_linear
-from posterity.model import Batch, Data, Joint, Problem
+from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.model.data import NoData
 from posterity.model.scales import leaves_out
 from posterity.numerics.random import Key
@@ -25,12 +27,15 @@ logger = logging.getLogger("posterity")
 HARM = 0.005  # nats a row that the width of a posterior may cost without a warning
 NARROW = 0.0001  # nats a row that it may cost at a mode for classes: chosen on tables of scikit-learn and UCI
 WIDE = 0.003  # nats a row that it may cost there where only parts of the curvature are known, or the noise is normal
-ERRORS = 1.0  # standard errors that it must exceed as well: those of a few outliers hide what the others lose
+ERRORS = 2.0  # standard errors that it must exceed as well, or
+LARGE, FEWER = 0.01, 1.0  # nats and standard errors: a few outliers can hide what the other rows lose
 ROWS, FEWEST_ROWS = 500, 40
 DRAWS, FEWEST_DRAWS = 400, 100
 SHARE = 0.1  # of the forward passes of rows in a fit: the most that the measure may add
 NUMBERS = 2**24  # outputs of all draws that are held at once
 MEMBERS = 16  # that are measured
+MANY, EXCESS = 0.3, 0.1  # weights a row from which a point may be too sure, and nats a row that it may be so unsaid
+TINY = torch.finfo(torch.float64).tiny
 REMEDY = (
     "Predict by the mean, take Laplace from MAP, give other prior scales, or a lower temperature: Tempering.cold(0.1)."
 )
@@ -50,8 +55,8 @@ class WidthCost(NamedTuple):
 
     @property
     def harms(self) -> bool:
-        """Whether the cost is above `HARM`, and above its standard error."""
-        return self.nats > max(HARM, ERRORS * self.error)
+        """Whether the cost is above `HARM` and surely so, or above `LARGE` and probably so."""
+        return self.nats > min(max(HARM, ERRORS * self.error), max(LARGE, FEWER * self.error))
 
 
 def width_cost(posterior: Posterior, rows: Batch, draws: int, start: Tensor | None = None) -> WidthCost:
@@ -86,7 +91,9 @@ def width_cost(posterior: Posterior, rows: Batch, draws: int, start: Tensor | No
             relative = (logs - own).exp()  # of mean 1 over draws
             own = own + relative.var(0) / (2.0 * draws)
             noise = float(relative.mean(1).var()) / draws
-        began = None if start is None else likelihood.log_prob(joint.outputs(start, rows.inputs).double(), targets) - own
+        began = (
+            None if start is None else likelihood.log_prob(joint.outputs(start, rows.inputs).double(), targets) - own
+        )
         each = at_mean - own
         if gaussian is not None and is_linear(joint, posterior.point(), rows, posterior.buffers or None):
             left = left_out_rows(Linearized(gaussian.joint, gaussian), rows)
@@ -151,6 +158,34 @@ def measured_width_cost(
         )
     nats = torch.tensor([cost.nats for cost in costs], dtype=torch.float64)
     return {"width_cost": nats if len(costs) > 1 else nats[0]}
+
+
+def plug_in_excess(joint: Problem, theta: Tensor, buffers: Buffers, data: Data) -> dict[str, Tensor]:
+    """Return "plug_in_excess" for a trace: nats a row that a point of a linear model is too sure by; warn if many.
+
+    Noise that the evidence chose is the noise around the posterior. A point has the error of its weights on top: with
+    gamma effective weights new rows have mean squares s^2 N / (N - gamma), and N - gamma = RSS / s^2 at the maximum of
+    the evidence. So r = N s^2 / RSS is what the plug-in's variance is too small by, and costs (r - 1 - log r) / 2 nats.
+    """
+    likelihood = joint.likelihood if isinstance(joint, Joint) else None
+    if not isinstance(likelihood, GaussianNoise) or not likelihood.chosen or likelihood.num_free:
+        return {}
+    if not isinstance(joint, Joint) or joint.num_weights < MANY * data.num_data or theta.dim() > 1:
+        return {}
+    rows = data.sample(ROWS)
+    if not is_linear(joint, theta, rows, buffers or None):
+        return {}
+    with torch.no_grad():
+        squares, count = residual_sums(likelihood, joint.outputs(theta, rows.inputs, buffers or None), rows)
+    ratio = float(torch.as_tensor(likelihood.scale)) ** 2 * float(count) / max(float(squares), TINY)
+    excess = 0.5 * (ratio - 1.0 - math.log(ratio)) if ratio > 1.0 else 0.0
+    if excess > EXCESS:
+        logger.warning(
+            f"MAP alone is too sure: with {joint.num_weights:,} weights to {data.num_data:,} rows its errors on new "
+            f"rows are some {math.sqrt(ratio):.2g} times the noise that the evidence chose, {float(likelihood.scale):.3g}, "
+            f"which costs {excess:.2g} nats a row. Laplace started from it adds the error of the weights."
+        )
+    return {"plug_in_excess": torch.tensor(excess, dtype=torch.float64)}
 
 
 def that_predicts(posterior: Linearized, rows: Batch) -> Linearized:
