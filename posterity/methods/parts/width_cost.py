@@ -182,8 +182,8 @@ def plug_in_excess(joint: Problem, theta: Tensor, buffers: Buffers, data: Data) 
     if excess > EXCESS:
         logger.warning(
             f"MAP alone is too sure: with {joint.num_weights:,} weights to {data.num_data:,} rows its errors on new "
-            f"rows are some {math.sqrt(ratio):.2g} times the noise that the evidence chose, {float(likelihood.scale):.3g}, "
-            f"which costs {excess:.2g} nats a row. Laplace started from it adds the error of the weights."
+            f"rows are some {math.sqrt(ratio):.2g} times the noise of {float(likelihood.scale):.3g} that the evidence "
+            f"chose, which costs {excess:.2g} nats a row. Laplace started from it adds the error of the weights."
         )
     return {"plug_in_excess": torch.tensor(excess, dtype=torch.float64)}
 
