@@ -38,7 +38,7 @@ class IVON(torch.optim.Optimizer):
     1 / (num_data prior_scale^2); tempered: ess = likelihood_power num_data, d by `Tempering.weight_decay`.
 
     **Defaults**: with `hess_init` left out h starts at 1, or at the root mean square of the first gradients if that is
-    larger, and the step is multiplied by 1 + d: a steep loss, as of a regression with little noise, takes steps of
+    larger, and the step is multiplied by nothing: a steep loss, as of a regression with little noise, takes steps of
     about lr at first. With `beta2` left out it is 1 - 4 / (4000 + t), at most 0.99999, so that h is a mean over the
     later part of a run. `lr` should fall to zero: at a constant one the means jump by (lr / 2)^1/2 standard deviations,
     and `posterior` says so.

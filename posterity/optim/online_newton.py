@@ -85,8 +85,9 @@ class Settings(NamedTuple):
 
 def step_settings(group: dict[str, Any]) -> Settings:
     """Settings of the step that `group["step"]` already counts."""
+    rescale = group["rescale_lr"] and group["hess_init"] is not None
     return Settings(
-        lr=group["lr"] * ((group["hess_init"] or 1.0) + group["weight_decay"] if group["rescale_lr"] else 1.0),
+        lr=group["lr"] * (group["hess_init"] + group["weight_decay"] if rescale else 1.0),
         beta1=group["beta1"],
         beta2=beta2_at(group["beta2"], group["step"] - 1),
         ess=group["ess"],
