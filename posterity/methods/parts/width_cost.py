@@ -170,19 +170,21 @@ def plug_in_excess(joint: Problem, theta: Tensor, buffers: Buffers, data: Data) 
     likelihood = joint.likelihood if isinstance(joint, Joint) else None
     if not isinstance(likelihood, GaussianNoise) or not likelihood.chosen or likelihood.num_free:
         return {}
-    if not isinstance(joint, Joint) or joint.num_weights < MANY * data.num_data or theta.dim() > 1:
+    noise = torch.as_tensor(likelihood.scale, dtype=torch.float64)
+    few = joint.num_weights < MANY * data.num_data
+    if not isinstance(joint, Joint) or few or theta.dim() > 1 or noise.numel() > 1:
         return {}
     rows = data.sample(ROWS)
     if not is_linear(joint, theta, rows, buffers or None):
         return {}
     with torch.no_grad():
         squares, count = residual_sums(likelihood, joint.outputs(theta, rows.inputs, buffers or None), rows)
-    ratio = float(torch.as_tensor(likelihood.scale)) ** 2 * float(count) / max(float(squares), TINY)
+    ratio = float(noise) ** 2 * float(count) / max(float(squares), TINY)
     excess = 0.5 * (ratio - 1.0 - math.log(ratio)) if ratio > 1.0 else 0.0
     if excess > EXCESS:
         logger.warning(
             f"MAP alone is too sure: with {joint.num_weights:,} weights to {data.num_data:,} rows its errors on new "
-            f"rows are some {math.sqrt(ratio):.2g} times the noise of {float(likelihood.scale):.3g} that the evidence "
+            f"rows are some {math.sqrt(ratio):.2g} times the noise of {float(noise):.3g} that the evidence "
             f"chose, which costs {excess:.2g} nats a row. Laplace started from it adds the error of the weights."
         )
     return {"plug_in_excess": torch.tensor(excess, dtype=torch.float64)}
