@@ -255,7 +255,7 @@ def test_methods_that_hold_a_fit_settle_it(method):
         assert isinstance(fit.optimizer, LBFGS)
         assert fit.steps == 100 * (method.rounds + 1)
         return
-    assert (fit.steps, fit.batch_size) == (2000, None)
+    assert (fit.steps, fit.batch_size) == (3000, None)
     assert isinstance(fit.optimizer, (Adam, SGD))
 
 
