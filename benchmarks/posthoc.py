@@ -3,9 +3,11 @@
     python -m benchmarks.posthoc
 
 Eight networks, each with held-out rows and foreign inputs. The prior scale is left out. NLL and ECE are of the
-held-out rows, AUROC of foreign inputs among them by the entropy of the prediction, and by its epistemic part.
+held-out rows, AUROC of foreign inputs among them by the entropy of the prediction, and by its epistemic part; beside
+them the standard deviation of outputs on either. Warnings that predictions are worse stand as "said of harm".
 """
 
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +27,7 @@ from posterity.metrics import expected_calibration_error, out_of_distribution_au
 from posterity.predictive import from_outputs
 
 Pair = tuple[Tensor, Tensor]
+ABOUT_HARM = re.compile("predicts? .*worse|worse than")
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,12 @@ def measured(case: Case, seed: int) -> dict[str, Any]:
     }
 
 
+def _sorted(said: list[str]) -> dict[str, list[str]]:
+    """Warnings that predictions are worse, and others."""
+    harm = [line for line in said if ABOUT_HARM.search(line)]
+    return {"harm": harm, "other things": [line for line in said if line not in harm]}
+
+
 class Heard:
     """A context that keeps the warnings of the library."""
 
@@ -215,8 +224,9 @@ def main() -> None:
             f"{row['network']} ({row['weights']:,} weights): {no_harm}; NLL {nll:.4f} -> {ours:.4f} (difference "
             f"{row['difference'][0]:+.4f}, standard error {row['difference'][1]:.4f}), ECE {ece:.4f} -> {our_ece:.4f}, "
             f"AUROC {roc:.3f} -> {ours_roc[0]:.3f}, {ours_roc[1]:.3f} by the epistemic part, "
+            f"outputs deviate by {row['output_deviation'][0]:.3f}, foreign ones by {row['output_deviation'][1]:.3f}, "
             f"prior precision {row['prior_precision']:.3g}, {row['seconds']:.1f} s"
-            + (f"; said: {' '.join(row['said'])}" if row["said"] else "")
+            + "".join(f"; said of {about}: {' '.join(said)}" for about, said in _sorted(row["said"]).items() if said)
         )
         print(lines[-1], file=sys.stderr, flush=True)
     write("posthoc", [], context(options), {"networks": found}, lines, options.results)

@@ -5,6 +5,10 @@
 Four tables: diabetes, breast cancer and wine of scikit-learn, and 640 rows of 2,000 standard normal inputs, ten of
 which are linear in the target, with noise 0.5. The default is what `posterity fit FILE` takes when nothing is set.
 Differences are of the NLL of test rows, with their paired standard error.
+
+The linear baseline of classes is a mode. On breast cancer our mode alone predicts as it does; where the default is
+worse, it is by averaging over the weights, whose width the left-out training rows of that split favour. A rule that
+takes the mode there would be chosen on test rows.
 """
 
 import csv

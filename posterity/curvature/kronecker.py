@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posterity.curvature.curvature import Rows
 from posterity.curvature.structure import RECENT, Structure, Sums, added, counted, settled
-from posterity.curvature.survey import Place, Survey
+from posterity.curvature.survey import PLAIN, Place, Survey
 from posterity.jacobians.convolution import Convolution
 from posterity.jacobians.jacobian import Jacobian, Stacked
 from posterity.jacobians.linear import Lookup, Matrix, Thin, symmetric
@@ -33,7 +33,7 @@ class Factored(Structure):
 
     def check_prior(self, places: Sequence[Place], prior: Tensor) -> None:
         for place in places:
-            if place.kind != "plain":
+            if place.kind != PLAIN:
                 groups = place.groups if place.kind == "matrix" else 1
                 prior_patterns(place.block.gather(prior), (groups, place.block.rows // groups, place.block.width))
 

@@ -25,6 +25,8 @@ from posterity.numerics.layout import Block
 
 logger = logging.getLogger("posterity")
 
+PLAIN = "plain"
+"""The kind of a layer that acts neither as a matrix nor as a table."""
 VMAP_REFUSALS = (RuntimeError, NotImplementedError, ValueError)
 
 
@@ -242,12 +244,12 @@ def _survey(joint: Joint, inputs: Inputs) -> Survey:
     places, placed = [], set()
     for use in uses:
         if tied.isdisjoint(use.names) and not any(name in explicit for name in use.names):
-            kind = {LinearUse: "matrix", ConvolutionUse: "matrix", EmbeddingUse: "table"}.get(type(use), "plain")
+            kind = {LinearUse: "matrix", ConvolutionUse: "matrix", EmbeddingUse: "table"}.get(type(use), PLAIN)
             groups = use.window.groups if isinstance(use, ConvolutionUse) else 1
             head = use is last and isinstance(use, LinearUse) and use.weight is not None and len(use.output_shape) == 2
             places.append(Place(draft.block(use), kind, groups, _positions(use), head))
             placed |= set(use.names)
-    places += [Place(Block((name,), sizes[name], 1, offsets[name]), "plain") for name in offsets if name not in placed]
+    places += [Place(Block((name,), sizes[name], 1, offsets[name]), PLAIN) for name in offsets if name not in placed]
     entries = sum(prod(use.output_shape[1:]) for use in uses)
     features = sum(_positions(use) * use.shape[1] for use in uses if not isinstance(use, EmbeddingUse))
     entries = max(entries, sum(sizes[name] for name in explicit))

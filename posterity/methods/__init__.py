@@ -33,7 +33,7 @@ from posterity.methods.parts.gradients import (
 )
 from posterity.methods.parts.mode_search import AtMode
 from posterity.methods.parts.preconditioners import Plain, Preconditioner, RMSprop
-from posterity.methods.parts.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
+from posterity.methods.parts.subset import AllWeights, KnownCurvature, LargestVariance, LastLayer, Matching, Subset
 from posterity.methods.probabilistic_backpropagation import ProbabilisticBackpropagation
 from posterity.methods.sghmc import SGHMC
 from posterity.methods.sgld import SGLD
@@ -58,6 +58,7 @@ __all__ = [
     "Fisher",
     "Flipout",
     "FullRank",
+    "KnownCurvature",
     "Langevin",
     "Laplace",
     "LargestVariance",

@@ -123,7 +123,7 @@ class MCDropout(GradientFit):
     the gradient in p (a natural gradient up to the constant K). With a `temperature` the masks
     of learnt rates are relaxed instead (`ConcreteDropout`), which is biased.
 
-    **Defaults**: `steps` for 40 passes over the data, at least 2,000 and at most 20,000; Adam with step size
+    **Defaults**: `steps` for 100 passes over the data, at least 3,000 and at most 20,000; Adam with step size
     1 / sqrt(number of weights), at most 0.03, falling to 0 along a cosine.
 
     **Masks**: while training every row has its own, or with `one_mask_a_batch` all rows of a batch have one; members
@@ -174,7 +174,7 @@ class MCDropout(GradientFit):
 
     def settled(self, joint: Problem, data: Data) -> "MCDropout":
         usual: dict[str, Any] = {
-            "steps": usual_steps(data, self.batch_size),
+            "steps": usual_steps(data.num_data, self.batch_size),
             "optimizer": Adam(usual_rate(joint), beta2=0.95),
             "schedule": Cosine(),
         }

@@ -1,5 +1,6 @@
 """The Laplace approximation: a Gaussian at a mode, from the curvature there."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -25,8 +26,9 @@ from posterity.curvature import (
 )
 from posterity.curvature.curvature import Rows
 from posterity.curvature.derivatives import CACHE, DEVICE, LEAST_ROWS
+from posterity.curvature.kronecker import SMALL
 from posterity.curvature.structure import Sums
-from posterity.curvature.survey import Place, Survey, survey
+from posterity.curvature.survey import PLAIN, Place, Survey, survey
 from posterity.errors import check_batch_size
 from posterity.evidence import PerTensor, PredictiveFit, Tuning, residual_sums
 from posterity.evidence.cavities import LEAVE_ONE_OUT
@@ -34,7 +36,7 @@ from posterity.inference.memory import refuse_too_large
 from posterity.inference.method import PREDICTED_ROWS, Footprint, Info, Method, Traits, theta_bytes
 from posterity.jacobians.jacobian import chunk_size
 from posterity.methods.parts.gaussian_at_mode import Fit, gaussian_at_mode, prior_precision, side_by_side
-from posterity.methods.parts.subset import AllWeights, LastLayer, Subset, largest
+from posterity.methods.parts.subset import AllWeights, KnownCurvature, LastLayer, Subset, largest
 from posterity.methods.parts.width_cost import that_predicts
 from posterity.model import Buffers, Joint, Problem
 from posterity.model.batch import Inputs
@@ -42,6 +44,8 @@ from posterity.model.data import Batch, Data, Feed, NoData
 from posterity.numerics.random import Key
 from posterity.posteriors import Linearized, Posterior
 from posterity.priors import Correlated
+
+logger = logging.getLogger("posterity")
 
 _LAYERWISE = (Kronecker, CorrectedKronecker, BlockDiagonal)  # structures with sums for each layer
 
@@ -87,7 +91,8 @@ class Laplace(Method):
     **Math**: Lambda = lp C + pp diag(-d^2 log p / d theta^2), C the TOTAL curvature of the negative log-likelihood over
     all data, kept in a `structure` (None: the whole matrix up to 3,000 weights, Kronecker factors beyond).
     log evidence = log density at theta* + R/2 log 2 pi - 1/2 logdet Lambda. The log density there holds the prior of
-    every weight of theta, points included, and the prior of a learnt noise. `subset` chooses the weights.
+    every weight of theta, points included, and the prior of a learnt noise. `subset` chooses the weights: all of them,
+    if it is left out, or the last layer where a network has more than 3,000 and the factors of some are not known.
 
     **Scales**: given ones are known. Those that were left out come with the posterior that the run starts from, as its
     fit chose them, unless the Gaussian at them surely predicts worse than a narrower one. Then, and for a network that
@@ -119,7 +124,7 @@ class Laplace(Method):
 
     curvature: Curvature = field(default_factory=GaussNewton)
     structure: Structure | None = None
-    subset: Subset = field(default_factory=AllWeights)
+    subset: Subset = field(default_factory=KnownCurvature)
     tuning: Tuning | Literal["auto"] | None = AUTO
     batch_size: int | None = 1024
 
@@ -163,6 +168,28 @@ class Laplace(Method):
             return self.structure
         whole = joint.num_random <= WHOLE or not self.curvature.factored or isinstance(joint.random, Tensor)
         return Full() if whole else Kronecker()
+
+    def settled(self, joint: Problem, data: Data) -> "Laplace":
+        if not isinstance(self.subset, KnownCurvature):
+            return self
+        return replace(self, subset=self._usual_subset(joint, data))
+
+    def _usual_subset(self, joint: Problem, data: Data) -> Subset:
+        """The last layer where Kronecker factors of some weights are wanted and not known, else all weights."""
+        chosen = isinstance(joint, Joint) and not isinstance(joint.random, Tensor) and not isinstance(data, NoData)
+        if self.structure is not None or not chosen or not isinstance(self.structure_for(joint), Kronecker):
+            return AllWeights()
+        problem, inputs = joint.as_joint("Laplace"), data.first().member(0).inputs
+        try:
+            without = [p for p in survey(problem, inputs).places if p.kind == PLAIN and p.block.size > SMALL]
+            names = sorted({name for place in without for name in place.block.names})
+            if not names:
+                return AllWeights()
+            LastLayer().of(problem, inputs)
+        except (ValueError, TypeError, RuntimeError, NotImplementedError):  # `prepared` says what is wrong
+            return AllWeights()
+        logger.info("Laplace takes the last layer alone: %s have no Kronecker factors.", ", ".join(names))
+        return LastLayer()
 
     @property
     def traits(self) -> Traits:
@@ -246,7 +273,7 @@ class Laplace(Method):
             else:
                 other = replace(self, structure=structure, curvature=GaussNewton())
                 others[f"structure={_name(structure)}, curvature=GaussNewton()"] = other
-        if isinstance(self.subset, AllWeights) and not isinstance(joint.random, Tensor):
+        if isinstance(self.subset, (AllWeights, KnownCurvature)) and not isinstance(joint.random, Tensor):
             try:
                 LastLayer().of(joint, inputs)
                 others["subset=LastLayer()"] = replace(self, subset=LastLayer(), structure=None)

@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader
 from posterity.errors import BadData, check_batch_size, of_kinds, positive_whole
 from posterity.inference.memory import fit_bytes
 from posterity.inference.method import Footprint, GradientFit, Info, Traits, theta_bytes
+from posterity.methods.parts.gradient_runs import usual_steps
 from posterity.methods.parts.mode_distance import DISTANCE_VECTORS, measured_distance
+from posterity.methods.parts.width_cost import plug_in_excess
 from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.model.batch import named_tensors
 from posterity.model.data import NoData, StreamData
@@ -25,8 +27,6 @@ TOGETHER = 10_000_000  # rows times weights up to which all rows go into each st
 EVALUATIONS = 3000  # the most steps of L-BFGS
 BATCH = 128  # rows of a step of Adam where all would be too many
 WHOLE_BATCH = 512  # rows up to which all go into a step of Adam
-PASSES = 100  # over the rows by Adam, within the bounds of steps:
-LEAST_STEPS, MOST_STEPS = 2000, 20_000
 STEP_SIZE, WIDE = 0.01, 10_000  # of Adam, for up to this many weights; for more it falls as their fourth root
 WARM_UP = 0.1  # share of the steps of Adam
 
@@ -86,7 +86,7 @@ class MAP(GradientFit):
       3,000 evaluations at most. All rows go into a step if `batch_size` is None, or if it is left out, the rows are
       in memory, and rows x (weights + inputs of a row) is at most 10^7. Priors with kinks, batch norm and augmented
       images go the other way.
-    - Else `steps` of `Adam` along grad / num_data: 100 passes over the rows, at least 2,000 and at most 20,000 steps;
+    - Else `steps` of `Adam` along grad / num_data: 100 passes over the rows, at least 3,000 and at most 20,000 steps;
       `batch_size` 128, or all rows up to 512 of them; step size 0.01, times (10^4 / weights)^1/4 for more weights than
       10^4. The schedule rises over a tenth of the steps and falls to zero along a cosine; it is constant where an
       optimizer is given.
@@ -94,7 +94,8 @@ class MAP(GradientFit):
     The trace has "mode_distance" at the end: (g H^-1 g / P)^1/2, the distance to the mode in posterior standard
     deviations, root mean square over the weights, with the gradient g and the Gauss-Newton matrix H with the prior's
     precision (its diagonal for more than 300 weights). Above 1 there is a warning. It is left out for priors with
-    kinks, batch norm and augmented images, and where the curvature refuses the network, as the log says.
+    kinks, batch norm and augmented images, and where the curvature refuses the network, as the log says. A linear model
+    with many weights whose noise the evidence chose has "plug_in_excess" too: the nats a row that its plug-in loses.
 
     Under `Laplace` and `GroupLasso` priors, and tables with a kink, such as an elastic net (also as parts of
     `Layerwise`), the mode has weights that are exactly zero, which gradient steps only circle. With `proximal` each
@@ -176,12 +177,10 @@ class MAP(GradientFit):
         size = given.batch_size
         if size == "auto":
             size = None if data.num_data <= WHOLE_BATCH and _fits(joint, data) else BATCH
-        rows = max(1, data.num_data)
         own = data.source.batch_size if isinstance(data, StreamData) and isinstance(data.source, DataLoader) else size
-        steps = min(max(LEAST_STEPS, PASSES * rows // min(rows, own or rows)), MOST_STEPS)
         return replace(
             self,
-            steps=given.steps or steps,
+            steps=given.steps or usual_steps(data.num_data, own),
             batch_size=size,
             optimizer=given.optimizer or Adam(STEP_SIZE * min(1.0, WIDE / joint.size) ** 0.25),
             schedule=given.schedule or (Cosine(WARM_UP) if given.optimizer is None else Constant()),
@@ -240,7 +239,8 @@ class MAP(GradientFit):
                 f"Use more steps, such as {4 * self.steps}, and a schedule that falls to zero; or leave steps, "
                 "optimizer and schedule out."
             )
-        return measured_distance(joint, state.theta, state.buffers, data, seen, self.batch_size, remedy)
+        distance = measured_distance(joint, state.theta, state.buffers, data, seen, self.batch_size, remedy)
+        return {**distance, **plug_in_excess(joint, state.theta, state.buffers, data)}
 
     def posterior(self, joint: Problem, kept: Sequence[MAPState]) -> Point:
         last = kept[-1]

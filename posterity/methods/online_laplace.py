@@ -21,6 +21,7 @@ from posterity.methods.laplace import Laplace, LaplaceState
 from posterity.methods.maximum_a_posteriori import MAP, MAPState
 from posterity.methods.parts.expectations import equal_stops
 from posterity.methods.parts.gaussian_at_mode import prior_precision
+from posterity.methods.parts.subset import AllWeights, KnownCurvature
 from posterity.model import Batch, Data, Feed, Joint, Problem
 from posterity.numerics.random import Key
 from posterity.optim import LBFGS
@@ -105,9 +106,14 @@ class OnlineLaplace(Method):
         """A fit that would search for a mode by `LBFGS` has 100 evaluations between the passes, and as many before."""
         given: object = self.fit.optimizer
         search = self.fit.settled(joint, data) if given is None else self.fit
+        laplace = self.laplace
+        if isinstance(laplace.subset, KnownCurvature):  # the prior of every weight is tuned
+            laplace = dataclasses.replace(laplace, subset=AllWeights())
         if given is None and isinstance(search.optimizer, LBFGS):
-            return dataclasses.replace(self, fit=dataclasses.replace(search, steps=EVALUATIONS * (self.rounds + 1)))
-        return dataclasses.replace(self, fit=self.fit.stepped(joint, data))
+            fit = dataclasses.replace(search, steps=EVALUATIONS * (self.rounds + 1))
+        else:
+            fit = self.fit.stepped(joint, data)
+        return dataclasses.replace(self, fit=fit, laplace=laplace)
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         return self.laplace.prepared(joint, data)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ _LEAST_ROWS, _MOST_ROWS, _BATCHES = 4, 128, 32  # of a batch, and batches in a p
 _PASSES, _LEAST_STEPS, _MOST_STEPS, _COLLECTED = 40, 1000, 10_000, 100  # after the warm-up, which has twice as many
 _EVERY = 20  # steps between collected thetas of a fit that is given
 _LEAST = 1e-30  # variance of a weight that never moved: too small to matter in a draw, enough for a density
+
+# Weights that a run began at, by its problem.
+_starts: "WeakKeyDictionary[Problem, Tensor]" = WeakKeyDictionary()
 
 
 class SWAGState(NamedTuple):
@@ -60,8 +64,9 @@ class SWAG(Method):
     **Defaults**: without a `fit` the steps are those of `optim.StationarySGD`, whose sizes follow from the gradients,
     so that it wanders as far as the posterior is wide. 100 thetas are collected, or `rank` if that is more, in 40
     passes over the data (at least 1,000 steps, at most 10,000), after a `warmup` of twice as many steps that begins
-    with a search for a mode. A batch has a 32nd of the rows, at least 4 and at most 128, and at most half of them: all
-    rows have no noise. With a `fit`, theta is collected every 20 steps without a warm-up.
+    with a search for a mode, which hardly moves where the start is at one. A batch has a 32nd of the rows, at least 4
+    and at most 128, and at most half of them: all rows have no noise. With a `fit`, theta is collected every 20 steps
+    without a warm-up.
 
     **Limit**: says how far SGD wanders at its step size, which for a quadratic bowl and a well chosen one is the width
     of the posterior; with a `fit` of your own it is not calibrated by itself. Weights that the prior alone decides
@@ -140,10 +145,11 @@ class SWAG(Method):
         return risen("SWAG", trace, expected=joint.size / joint.num_data)  # twice the half a nat of each weight
 
     def closing(self, joint: Problem, state: SWAGState, data: Data) -> Info:
-        """Record "width_cost", the nats a row by which draws predict worse than the mean."""
+        """Record "width_cost", the nats a row by which draws predict worse than the mean, or than the start."""
         rows = min(data.num_data, self.fit.batch_size or data.num_data)
         seen = self.fit.steps * max(rows, 32)  # batches of fewer rows hardly take less time
-        return measured_width_cost("SWAG", joint, partial(self.posterior, joint, [state]), data, seen)
+        posterior = partial(self.posterior, joint, [state])
+        return measured_width_cost("SWAG", joint, posterior, data, seen, start=_starts.get(joint))
 
     @property
     def traits(self) -> Traits:
@@ -181,6 +187,7 @@ class SWAG(Method):
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> SWAGState:
         lead, count = theta.shape[:-1], joint.num_random
+        _starts[joint] = theta
         return SWAGState(
             fit=self.fit.init(joint, theta, key),
             mean=torch.zeros_like(theta, dtype=torch.float64),

@@ -20,6 +20,7 @@ _HALVINGS, _QUICKEST, _SLOWEST = 20, 5, 25  # of the mean squares in use at most
 _PRIOR = 0.1  # weight of the mean squares after the heating in the final ones, in steps of the rest
 _POWER = 0.5  # step of the power iteration, over the number of weights
 _FLOOR = 1e-10  # mean squares at least, relative to their mean
+_LEAST = 0.001  # share of its rate that a search from a mode has
 
 
 class ScaleState(NamedTuple):
@@ -28,7 +29,7 @@ class ScaleState(NamedTuple):
     `direction` is the momentum of the search, later the direction in which gradients vary most; `squares` are running
     squares of gradients, in the last quarter the mean of theta; `scale` is the last gradient of the search, later the
     mean squares in use. `numbers` (C, 3) are the sums of squared changes of gradients and of squared steps in the
-    search, and the mean square along `direction`.
+    search, and the share of its rate that the search has, later the mean square along `direction`.
     """
 
     direction: Tensor
@@ -47,10 +48,15 @@ class GradientScale:
     of the gradients, by half in 25 steps at most (less where the warm-up is short); a gradient beyond 2 sqrt(V) raises
     it at once. In the last quarter V, lambda and theta are averaged. All is constant after the warm-up.
 
+    With `batches`, the number of them in a pass, the first pass does not move: it measures the distance of the start
+    to a mode in standard deviations, whose square is the mean over the weights of batches E[grad]^2 / E[grad^2]. Below
+    1 the rate is multiplied by this square: steps as long as those that look for a mode would lose one.
+
     **References**: Kingma and Ba (2015); Oja (1982), A simplified neuron model as a principal component analyzer.
     """
 
     rate: float = 0.01
+    batches: float = 0.0
 
     def __post_init__(self) -> None:
         positive("GradientScale.rate", self.rate)
@@ -94,20 +100,36 @@ class GradientScale:
         return torch.where(step < search, theta + self._move(known, step, search), otherwise)
 
     def _searched(self, known: ScaleState, grad: Tensor, step: Tensor, search: int) -> ScaleState:
+        look = self._look(search)
         moved = self._move(known, step - 1.0, search).norm(dim=-1)
         change = (grad - known.scale).norm(dim=-1)
-        met = torch.stack([change.square(), moved.square(), torch.zeros_like(moved)], dim=1)
-        numbers = known.numbers + met * ((step > 0) & (step <= 0.5 * search))
-        direction = _BETA1 * known.direction + (1.0 - _BETA1) * grad
-        return ScaleState(direction, _BETA2 * known.squares + (1.0 - _BETA2) * grad.square(), grad, numbers)
+        share = torch.ones_like(moved)
+        if look:
+            signal = look * known.direction.square() / known.squares.clamp_min(torch.finfo(grad.dtype).tiny)
+            share = torch.where(step == look, signal.mean(-1).clamp(_LEAST, 1.0), known.numbers[:, 2])
+        met = torch.stack([change.square(), moved.square()], dim=1)
+        counted = (step > look) & (step <= look + 0.5 * (search - look))
+        numbers = torch.cat([known.numbers[:, :2] + met * counted, share.unsqueeze(1)], dim=1)
+        looks, weight = step < look, 1.0 / max(1, look)
+        first, second = (torch.where(step == look, 0.0, tensor) for tensor in (known.direction, known.squares))
+        direction = torch.where(looks, known.direction + weight * grad, _BETA1 * first + (1.0 - _BETA1) * grad)
+        adams = _BETA2 * second + (1.0 - _BETA2) * grad.square()
+        squares = torch.where(looks, known.squares + weight * grad.square(), adams)
+        return ScaleState(direction, squares, grad, numbers)
+
+    def _look(self, search: int) -> int:
+        """Return the number of first steps that do not move."""
+        return min(math.ceil(self.batches), search // 2)
 
     def _move(self, known: ScaleState, step: Tensor, search: int) -> Tensor:
         """Return the step of the search after the gradient of this step is learnt."""
-        count = (step + 1.0).clamp_min(1.0)
+        look = self._look(search)
+        count = (step + 1.0 - look).clamp_min(1.0)
         first = known.direction / (1.0 - _BETA1**count).to(known.direction.dtype)
         second = known.squares / (1.0 - _BETA2**count).to(known.direction.dtype)
-        size = 0.5 * self.rate * (1.0 + torch.cos(math.pi * step / search))
-        return size.to(first.dtype) * first / (second.sqrt() + _EPSILON)
+        size = 0.5 * self.rate * (1.0 + torch.cos(math.pi * (step - look) / (search - look)))
+        size = torch.where(step < look, 0.0, size).to(first.dtype)
+        return size * known.numbers[:, 2:] * first / (second.sqrt() + _EPSILON)
 
 
 def _heated(known: ScaleState, grad: Tensor, step: Tensor, search: int, heat: int) -> ScaleState:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from posterity.numerics.random import Key
-from posterity.optim.online_newton import Slab, check_group, step_settings
+from posterity.optim.online_newton import Slab, check_group, first_share, step_settings
 
 if TYPE_CHECKING:
     from posterity.model.joint import Joint
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("posterity")
 
+_JUMP = 0.1  # standard deviations that means may jump by, unsaid
 _MEMORY = 0.1  # share of hess_init in a Hessian above which a posterior warns
 
 
@@ -36,10 +37,17 @@ class IVON(torch.optim.Optimizer):
     leaves 1 - b1^t out. It ascends the ELBO of a problem whose loss is -log p per row when `ess` is num_data and d =
     1 / (num_data prior_scale^2); tempered: ess = likelihood_power num_data, d by `Tempering.weight_decay`.
 
-    Names follow the package ivon-opt. The differences: weights return to the means after an exception; frozen
-    parameters do not move; parameters without a gradient keep their state; gradients are read in `step`, so that
-    clipping and a `GradScaler` act on them; a closure need not open the context; a restored `state_dict` resumes bit
-    for bit; and the noise depends on `seed` and the step alone, never on torch's own generator.
+    **Defaults**: with `hess_init` left out h starts at 1, or at the root mean square of the first gradients if that is
+    larger, and the step is multiplied by nothing: a steep loss, as of a regression with little noise, takes steps of
+    about lr at first. With `beta2` left out it is 1 - 4 / (4000 + t), at most 0.99999, so that h is a mean over the
+    later part of a run. `lr` should fall to zero: at a constant one the means jump by (lr / 2)^1/2 standard deviations,
+    and `posterior` says so.
+
+    Names follow the package ivon-opt (there hess_init is 1 and beta2 0.99999). The differences: weights return to the
+    means after an exception; frozen parameters do not move; parameters without a gradient keep their state; gradients
+    are read in `step`, so that clipping and a `GradScaler` act on them; a closure need not open the context; a restored
+    `state_dict` resumes bit for bit; and the noise depends on `seed` and the step alone, never on torch's own
+    generator.
 
     **Samples**: each `with opt.sampled_params(train=True)` is one draw, and `step` averages over the draws since the
     last step. Micro-batches of one large batch share a context, with several `backward` calls in a row. With several
@@ -50,7 +58,7 @@ class IVON(torch.optim.Optimizer):
     False.
 
     **Limit**: a local optimum of the ELBO of a factorised Gaussian, in a run that is long for b2: hess_init is left to
-    b2^t after t steps, and the default b2 is for runs of 10^5 and more. The noise of h^ is large; hence b2 near 1, and
+    b2^t after t steps, or (4000 / (4000 + t))^4 by default. The noise of h^ is large; hence b2 near 1, and
     `ess` above num_data (a colder posterior) or a larger `hess_init` where training is unstable.
 
     **Cost**: one normal number per weight and draw, and some fifteen passes over vectors of the weights' size, five of
@@ -81,9 +89,9 @@ class IVON(torch.optim.Optimizer):
         params: ParamsT,
         lr: float,
         ess: float,
-        hess_init: float = 1.0,
+        hess_init: float | None = None,
         beta1: float = 0.9,
-        beta2: float = 0.99999,
+        beta2: float | None = None,
         weight_decay: float = 1e-4,
         mc_samples: int = 1,
         hess_approx: str = "price",
@@ -237,27 +245,40 @@ class IVON(torch.optim.Optimizer):
                 "optimizer.zero_grad() before it rather than model.zero_grad() after it."
             )
         for group, slabs in zip(self.param_groups, self._slabs, strict=True):
+            if group["hess_init"] is None and group["step"] == 0:
+                known = [slab.gradient_squares(self._count, scale) for slab in slabs]
+                hessian = math.sqrt(sum(squares for squares, _ in known) / max(1, sum(number for _, number in known)))
+                for slab in slabs:
+                    slab.begin(max(1.0, hessian))
             group["step"] += 1
             settings = step_settings(group)
             for slab in slabs:
                 slab.update(settings, self._count, scale)
 
     def _warn_of_first_precisions(self) -> None:
-        """Log a warning where hess_init still makes up more than a tenth of a Hessian."""
+        """Log a warning where hess_init still makes up more than a tenth of a Hessian, or the means still jump."""
         for group in self.param_groups:
-            steps, beta2 = group["step"], group["beta2"]
-            if beta2**steps > _MEMORY:
+            steps, share = group["step"], first_share(group["beta2"], group["step"])
+            if share > _MEMORY:
+                enough = next(2**power for power in range(40) if first_share(group["beta2"], 2**power) <= _MEMORY)
                 logger.warning(
-                    "IVON.posterior: after %d steps with beta2=%g the Hessian is %.0f %% hess_init=%g, and so are the "
-                    "precisions. Take more than %d steps, or beta2=%.4g for as many as these.",
+                    "IVON.posterior: after %d steps with beta2=%s the Hessian is %.0f %% its start, hess_init=%s, and "
+                    "so are the precisions. Take some %d steps, or beta2=%.4g for as many as these.",
                     steps,
-                    beta2,
-                    100 * beta2**steps,
+                    group["beta2"],
+                    100 * share,
                     group["hess_init"],
-                    math.ceil(math.log(_MEMORY) / math.log(beta2)),
+                    enough,
                     _MEMORY ** (4.0 / max(1, steps)),
                 )
                 return
+        jump = math.sqrt(0.5 * max(step_settings(group).lr for group in self.param_groups))
+        if jump > _JUMP:
+            logger.warning(
+                "IVON.posterior: at the present lr the means still jump by some %.2g standard deviations. Let lr fall "
+                "to zero over the run, as by torch.optim.lr_scheduler.CosineAnnealingLR.",
+                jump,
+            )
 
     def _refuse_inside(self, verb: str) -> None:
         if getattr(self, "_inside", None) is not None:
@@ -284,7 +305,7 @@ class IVON(torch.optim.Optimizer):
             kinds.setdefault((p.device, p.dtype), []).append(p)
         slabs = []
         for parameters in kinds.values():
-            slab = Slab(parameters, group["hess_init"], group["weight_decay"])
+            slab = Slab(parameters, group["hess_init"] or 1.0, group["weight_decay"])
             slab.load([self.state[p] for p in parameters])
             for p, curvature, momentum in zip(parameters, slab.curvatures, slab.momenta, strict=True):
                 self.state[p] = {"curvature": curvature, "momentum": momentum}

@@ -67,6 +67,7 @@ def online_newton_(
 
 
 _ESTIMATES = ("price", "gradsq")
+_SLOW, _POWER, _DELAY = 1e-5, 4.0, 4000.0  # 1 - beta2 where that was left out: 4 / (4000 + t), and at least this
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -84,10 +85,11 @@ class Settings(NamedTuple):
 
 def step_settings(group: dict[str, Any]) -> Settings:
     """Settings of the step that `group["step"]` already counts."""
+    rescale = group["rescale_lr"] and group["hess_init"] is not None
     return Settings(
-        lr=group["lr"] * (group["hess_init"] + group["weight_decay"] if group["rescale_lr"] else 1.0),
+        lr=group["lr"] * (group["hess_init"] + group["weight_decay"] if rescale else 1.0),
         beta1=group["beta1"],
-        beta2=group["beta2"],
+        beta2=beta2_at(group["beta2"], group["step"] - 1),
         ess=group["ess"],
         correction=1.0 - group["beta1"] ** group["step"] if group["debias"] else 1.0,
         radius=group["clip_radius"],
@@ -95,13 +97,33 @@ def step_settings(group: dict[str, Any]) -> Settings:
     )
 
 
+def beta2_at(given: float | None, step: int) -> float:
+    """Return beta2 in this step, counted from 0: as given, else 1 - 4 / (4000 + step), and 0.99999 at most.
+
+    >>> [round(beta2_at(None, step), 5) for step in (0, 4000, 10**6)]
+    [0.999, 0.9995, 0.99999]
+    """
+    return 1.0 - max(_SLOW, _POWER / (_DELAY + step)) if given is None else given
+
+
+def first_share(given: float | None, steps: int) -> float:
+    """Return the share of its first value in an average after these steps."""
+    if given is not None:
+        return given**steps
+    falling = min(steps, round(_POWER / _SLOW - _DELAY))
+    share: float = (_DELAY / (_DELAY + falling)) ** _POWER * (1.0 - _SLOW) ** (steps - falling)
+    return share
+
+
 def check_group(group: dict[str, Any]) -> None:
     """Refuse invalid settings of a parameter group."""
     for name in ("lr", "ess", "hess_init", "weight_decay"):
-        positive(f"IVON.{name}", group[name])
+        if (name, group[name]) != ("hess_init", None):
+            positive(f"IVON.{name}", group[name])
     positive_whole("IVON.mc_samples", group["mc_samples"])
     for name in ("beta1", "beta2"):
-        fraction(f"IVON.{name}", group[name])
+        if (name, group[name]) != ("beta2", None):
+            fraction(f"IVON.{name}", group[name])
     if isinstance(group["seed"], bool) or not isinstance(group["seed"], int):
         raise ValueError(f"IVON.seed must be a whole number. Got {shown(group['seed'])}.")
     if group["clip_radius"] != math.inf:
@@ -203,6 +225,21 @@ class Slab:
     def forget(self) -> None:
         """Drop the samples since the last step."""
         self.sampled, self.sums, self.seen = [], None, set()
+
+    def gradient_squares(self, count: int, scale: float) -> tuple[float, int]:
+        """Return the sum of squares of the gradients of the next step, and their number."""
+        indices = self.with_gradient() if self.sums is None else sorted(self.seen)
+        known = self._gradients(indices) if self.sums is None else _pick(indices, _views(self.sums[0], self.parameters))
+        squares = sum(float(gradient.double().square().sum()) for gradient in known)
+        return squares / (count * scale) ** 2, sum(gradient.numel() for gradient in known)
+
+    def begin(self, hessian: float) -> None:
+        """Start from this Hessian instead, before the first step; products of the samples so far follow."""
+        before = self.scale.clone()
+        self.curvature.fill_(hessian + self.decay)
+        torch.rsqrt(self.curvature, out=self.scale)
+        products = self.noise if self.sums is None else self.sums[1]
+        products.mul_(self.scale / before)
 
     def update(self, settings: Settings, count: int, scale: float) -> None:
         """Take one step from `count` samples, whose gradients are divided by `scale`."""

@@ -80,7 +80,8 @@ class StationarySGD(Optimizer):
     def ascend(
         self, theta: Tensor, grad: Tensor, state: StationarySGDState, step_size: StepSize, divisor: float
     ) -> StationarySGDState:
-        rule, rows, slope = GradientScale(self.rate), *(t.reshape(-1, theta.shape[-1]) for t in (theta, grad))
+        rule = GradientScale(self.rate, self.batches)
+        rows, slope = (t.reshape(-1, theta.shape[-1]) for t in (theta, grad))
         known = rule.learn(ScaleState(*state[:4]), rows, slope, state.steps, self.warmup)
         bound = (_FACTOR / _STABLE * rule.largest(known) / self.batches).clamp_min(1.0)
         step = step_size.to(theta.dtype) if isinstance(step_size, Tensor) else step_size

@@ -132,3 +132,14 @@ def test_scales_of_gradients_are_learnt_alike_on_every_device() -> None:
         before, known = known, rule.learn(known, theta, grad, number, warmup)
         assert torch.isfinite(torch.cat([part.flatten() for part in known])).all()
     assert all(map(torch.equal, before, known))  # nothing is learnt after the warm-up
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(100, 3000), (5000, 3906), (100_000, 20_000)])
+def test_one_rule_for_the_steps_of_all_fits(rows, steps) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.Dropout(0.1), torch.nn.Linear(2, 1))
+    joint = po.Joint(net, po.likelihoods.Gaussian(scale=1.0), po.priors.Normal(scale=1.0), rows)
+    data = po.as_data((torch.zeros(rows, 1), torch.zeros(rows, 1)))
+    assert po.methods.MAP(batch_size=128).stepped(joint, data).steps == steps
+    assert po.methods.MCDropout(batch_size=128).settled(joint, data).steps == steps
+    for kind in (po.methods.MeanField, po.methods.NaturalGradient, po.methods.LowRankGaussian):
+        assert kind(batch_size=128).settled(joint, data).steps == steps

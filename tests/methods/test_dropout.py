@@ -289,11 +289,12 @@ def test_defaults_fit_a_learnt_noise_and_any_scale_of_the_targets(caplog):
         net = nn.Sequential(nn.Dropout(0.05), nn.Linear(3, 1)).double()
         joint = po.Joint(net, Gaussian(0.3, learn=True), Normal(scale=1000.0), ROWS)
         method = MCDropout(batch_size=None).settled(joint, po.as_data((x, y)))
-        assert (method.steps, method.schedule) == (2000, Cosine())
+        assert (method.steps, method.schedule) == (3000, Cosine())
         q, _ = po.infer(dataclasses.replace(method, steps=1000), joint, (x, factor * y))
         noise = float(q.joint.likelihood.scale) / factor
         assert 0.25 < noise < 2.5  # the targets have standard deviation 2.3
-    assert "the loss rose" not in caplog.text
+    others = [text for text in caplog.messages if "worse than its mean" not in text]  # rates that are given may harm
+    assert not others
 
 
 def test_learnt_rates_need_a_normal_prior_around_zero():

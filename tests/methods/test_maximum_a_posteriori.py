@@ -164,8 +164,8 @@ def test_what_is_left_out_is_chosen_by_the_rule():
     assert chosen(MAP(), joint, (x, y)) == MAP(3000, None, LBFGS(), Constant())
     assert chosen(MAP(steps=300), joint, (x, y)) == MAP(300, None, Adam(0.01), Cosine(0.1))
     assert chosen(MAP(300, 8, SGD(0.1)), joint, (x, y)) == MAP(300, 8, SGD(0.1), Constant())
-    assert chosen(MAP(proximal=True), joint, (x, y)) == MAP(2000, None, Adam(0.01), Cosine(0.1), proximal=True)
-    assert chosen(MAP(batch_size=8), joint, (x, y)) == MAP(2000, 8, Adam(0.01), Cosine(0.1))
+    assert chosen(MAP(proximal=True), joint, (x, y)) == MAP(3000, None, Adam(0.01), Cosine(0.1), proximal=True)
+    assert chosen(MAP(batch_size=8), joint, (x, y)) == MAP(3000, 8, Adam(0.01), Cosine(0.1))
     explicit = MAP(5, 8, Adam(), Cosine())
     assert chosen(explicit, joint, (x, y)) == explicit
     kinked = po.Joint(nn.Linear(2, 1).double(), Gaussian(scale=1.0), LaplacePrior(scale=1.0), num_data=40)
@@ -255,7 +255,7 @@ def test_methods_that_hold_a_fit_settle_it(method):
         assert isinstance(fit.optimizer, LBFGS)
         assert fit.steps == 100 * (method.rounds + 1)
         return
-    assert (fit.steps, fit.batch_size) == (2000, None)
+    assert (fit.steps, fit.batch_size) == (3000, None)
     assert isinstance(fit.optimizer, (Adam, SGD))
 
 

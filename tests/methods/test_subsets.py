@@ -4,10 +4,11 @@ import pytest
 import torch
 from contracts.cases import classification, inputs, labels, linear_regression, numbers
 from matrixcases import as_matrix
+from torch import nn
 
 import posterity as po
 from posterity.curvature import Diagonal
-from posterity.methods import MAP, Conjugate, Laplace, LargestVariance, LastLayer, Matching
+from posterity.methods import MAP, AllWeights, Conjugate, Laplace, LargestVariance, LastLayer, Matching
 from posterity.numerics import Key
 
 FLOAT64 = torch.float64
@@ -195,3 +196,31 @@ def test_the_largest_variances_are_those_of_the_tempered_posterior() -> None:
         assert q.joint.random_indices.tolist() == sorted(variance.topk(5).indices.tolist())
         chosen[eta] = q.joint.random_indices.tolist()
     assert chosen[1.0] != chosen[100.0]  # so that the power matters here
+
+
+class Recurrent(nn.Module):
+    """A GRU with a linear layer at its end."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.cells, self.out = nn.GRU(4, units, batch_first=True), nn.Linear(units, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.cells(x)[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    ("network", "settings", "subset"),
+    [
+        (Recurrent(32), {}, LastLayer()),
+        (Recurrent(8), {}, AllWeights()),  # the whole matrix is kept
+        (Recurrent(32), {"structure": po.curvature.Kronecker()}, AllWeights()),
+        (Recurrent(32), {"subset": AllWeights()}, AllWeights()),
+        (nn.Sequential(nn.Flatten(), nn.Linear(24, 120), nn.Tanh(), nn.Linear(120, 3)), {}, AllWeights()),
+    ],
+    ids=["factors unknown", "few weights", "structure given", "subset given", "factors known"],
+)
+def test_weights_of_unknown_curvature_stay_points_by_default(network, settings, subset):
+    joint = po.Joint(network, po.likelihoods.Categorical(), po.priors.Normal(scale=1.0), 12)
+    data = po.as_data((torch.zeros(12, 6, 4), torch.zeros(12, dtype=torch.int64)))
+    assert po.methods.Laplace(**settings).settled(joint, data).subset == subset

@@ -173,3 +173,47 @@ def test_swag_that_wandered_too_far_is_doubted(caplog):
             _, trace = infer(SWAG(warmup=200, scale=scale), joint, data, start=mode, progress=False)
         assert ("SWAG: the posterior predicts rows of the fit worse" in caplog.text) == warned
         assert (float(trace["width_cost"][-1]) > 0.005) == warned
+
+
+@pytest.mark.parametrize(("columns", "warned"), [(500, True), (5, False)])
+def test_a_point_with_more_weights_than_rows_knows_what_its_plug_in_costs(columns, warned, caplog):
+    key = Key(3)
+    x = normal(key.fold("x"), (420, columns))
+    y = 2.0 * x[:, :5].sum(1, keepdim=True) + NOISE * normal(key.fold("y"), (420, 1))
+    joint = Joint(nn.Linear(columns, 1), Gaussian(), Normal(), 120)
+    with caplog.at_level(logging.WARNING, "posterity"):
+        point, trace = infer(MAP(), joint, (x[:120], y[:120]), progress=False)
+    assert ("MAP alone is too sure" in caplog.text) == warned
+    assert ("plug_in_excess" in trace) == warned
+    if warned:  # the nats by which the noise is too small for the errors on new rows
+        predicted = point.predict(x[120:])
+        squares = float((predicted.mean - y[120:]).square().mean())
+        best = 0.5 * math.log(2 * math.pi * math.e * squares)
+        actual = -float(predicted.log_prob(y[120:]).mean()) - best
+        assert float(trace["plug_in_excess"]) == pytest.approx(actual, rel=0.3)
+        assert actual > 1.0
+        laplace, _ = infer(Laplace(), joint, (x[:120], y[:120]), start=point, progress=False)
+        assert -float(laplace.predict(x[120:]).log_prob(y[120:]).mean()) < best + 0.1
+
+
+def test_swag_keeps_a_start_at_a_mode_and_is_held_against_it(caplog):
+    """Steps that looked for a mode cost 80 nats where they began at one."""
+    key = Key(5)
+    x = 4.0 * key.fold("x").uniform((200, 2), torch.float32, "cpu") - 2.0
+    y = (2.0 * x[:, :1]).sin() + 0.05 * key.fold("y").normal((200, 1), torch.float32, "cpu")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        joint = Joint(MLP([2, 12, 1], activation="tanh"), Gaussian(scale=0.05), Normal(scale=1.0), 200)
+    start, _ = infer(MAP(), joint, (x, y), progress=False)
+    with caplog.at_level(logging.WARNING, "posterity"):
+        q, _ = infer(SWAG(), joint, (x, y), start=start, progress=False)
+    rows = Batch(x, y)
+    lost = float(joint.log_density(start.point(), rows) - joint.log_density(q.point(), rows))
+    assert lost < 3.0
+    away = start.point() + 0.5
+    cost = width_cost(q, rows, 100, away)
+    assert cost.point == "its mean does"  # worse weights are no reproach
+    worse = GaussianPosterior(joint, away, q.precision, {})
+    against = width_cost(worse, rows, 100, start.point())
+    assert against.point == "the weights that it started from do"
+    assert against.harms

@@ -330,7 +330,8 @@ def by_validation() -> tuple[Posterior, Any]:
 
 def by_own_loop() -> tuple[Posterior, Any]:
     module, (x, y) = KNOWN.model(), KNOWN.data()
-    optimizer = IVON(module.parameters(), lr=0.05, ess=ROWS, weight_decay=0.1, seed=3)
+    then = {"hess_init": 1.0, "beta2": 0.99999}  # the defaults of 0.1.0
+    optimizer = IVON(module.parameters(), lr=0.05, ess=ROWS, weight_decay=0.1, seed=3, **then)
     for _ in range(8):
         with optimizer.sampled_params(train=True):
             optimizer.zero_grad()

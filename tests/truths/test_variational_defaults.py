@@ -184,3 +184,26 @@ def test_ivon_says_when_its_precisions_are_the_first_ones(caplog: pytest.LogCapt
         with caplog.at_level(logging.WARNING):
             optimizer.posterior(po.Joint(net, Gaussian(scale=1.0), Normal(scale=1.0), 30), net)
         assert ("hess_init" in caplog.text) == warned
+
+
+def test_ivon_left_alone_survives_a_regression_with_little_noise(caplog: pytest.LogCaptureFixture) -> None:
+    joint, (x, y), precision, mean = regression(30, 3, 0.02, 1.0, 1.0)
+    scale, away = torch.linalg.inv(precision).diagonal().sqrt(), []
+    for falling in (True, False):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            net = torch.nn.Linear(3, 1)
+        optimizer = IVON(net.parameters(), lr=0.1, ess=30, weight_decay=1 / 30)
+        for step in range(3500):
+            optimizer.param_groups[0]["lr"] = 0.1 * (1.0 - step / 3500) if falling else 0.1
+            with optimizer.sampled_params(train=True):
+                optimizer.zero_grad()
+                (-joint.likelihood.log_prob(net(x), y).mean()).backward()
+            optimizer.step()
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            q = optimizer.posterior(joint, net)
+        assert ("Let lr fall to zero" in caplog.text) != falling
+        away.append(float(((q.mean - mean) / scale).square().mean().sqrt()))
+    assert away[0] < 0.3
+    assert away[1] < 1.0

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from posterity.inference.run import Trace
 
 SETTLED_LATER: Any = None  # default of a setting that `Method.settled` chooses
-_PASSES, _LEAST_STEPS, _MOST_STEPS = 40, 2000, 20_000
+_PASSES, _LEAST_STEPS, _MOST_STEPS = 100, 3000, 20_000
 _MOST_RATE = 0.03  # step size of Adam
 _SHARE, _LEAST = 0.05, 20  # share of a run that counts as its start and its end; steps of a run that can be judged
 _SPREADS = 3.0  # a rise that counts, in robust standard deviations of the loss of a batch
@@ -22,15 +22,14 @@ def batches_in_pass(data: Data, batch_size: int | None) -> int:
     return 1 if batch_size is None or not data.num_data else max(1, math.ceil(data.num_data / batch_size))
 
 
-def usual_steps(data: Data, batch_size: int | None) -> int:
-    """Return the steps of 40 passes over the data, at least 2,000 and at most 20,000.
+def usual_steps(num_data: int, batch_size: int | None) -> int:
+    """Return the number of steps of a fit, where it was left out: 100 passes, at least 3,000 and at most 20,000.
 
-    >>> import torch
-    >>> from posterity.model.data import as_data
-    >>> usual_steps(as_data((torch.zeros(12_800, 1), torch.zeros(12_800, 1))), 128)
-    4000
+    >>> usual_steps(12_800, 128)
+    10000
     """
-    return min(_MOST_STEPS, max(_LEAST_STEPS, _PASSES * batches_in_pass(data, batch_size)))
+    rows = max(1, num_data)
+    return min(max(_LEAST_STEPS, _PASSES * rows // min(rows, batch_size or rows)), _MOST_STEPS)
 
 
 def usual_rate(joint: Problem) -> float:

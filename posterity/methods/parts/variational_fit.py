@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from posterity.errors import of_kinds
 from posterity.inference.method import GradientFit, Info
 from posterity.inference.run import Trace
+from posterity.methods.parts.gradient_runs import usual_steps
 from posterity.methods.parts.gradients.drawn_weights import PairedSampling, WeightSampling
 from posterity.methods.parts.gradients.estimator import Estimator
 from posterity.methods.parts.mode_search import AtMode, Search, SearchState, first_damping, search_step
@@ -29,7 +30,6 @@ BATCH = 128
 """The batch size, where it was left out and there are more rows."""
 WEIGHTS = 512
 """The largest number of random weights of a small problem: it begins at a mode and takes more draws a step."""
-STEPS, MOST_STEPS, PASSES = 3000, 20_000, 100
 DRAWS = 8
 SEARCH = 40
 DIAGONAL = 0.5
@@ -44,12 +44,6 @@ def all_rows(joint: Problem, data: Data, batch_size: int | None) -> bool:
     source = data.source if isinstance(data, StreamData) else None
     size = (source.batch_size or 1) if isinstance(source, DataLoader) else batch_size
     return joint.num_data <= ROWS and (size is None or size >= joint.num_data)
-
-
-def usual_steps(joint: Problem, batch_size: int | None) -> int:
-    """Return the number of steps, where it was left out: 3,000, or 100 passes if that is more, and 20,000 at most."""
-    rows = joint.num_data if batch_size is None else min(batch_size, joint.num_data)
-    return min(max(STEPS, PASSES * joint.num_data // rows), MOST_STEPS)
 
 
 class VariationalFit(GradientFit):
@@ -90,7 +84,7 @@ class VariationalFit(GradientFit):
         size = self.batch_size
         if size == "auto":
             size = None if joint.num_data <= ROWS and not isinstance(data, StreamData) else BATCH
-        steps = usual_steps(joint, size) if self.steps is None else self.steps
+        steps = usual_steps(joint.num_data, size) if self.steps is None else self.steps
         network = joint.network
         small = all_rows(joint, data, size) and joint.num_random <= WEIGHTS and (network is None or not network.buffers)
         search = min(SEARCH, steps // 10)
@@ -175,7 +169,9 @@ class VariationalFit(GradientFit):
             return []
         gap, error = estimate
         gap = torch.where(gap > _ERRORS * error, gap, torch.zeros_like(gap))
-        if isinstance(self.optimizer, ScaledAdam) and self.chosen("steps") < 0.5 * usual_steps(joint, self._rows):
+        if isinstance(self.optimizer, ScaledAdam) and self.chosen("steps") < 0.5 * usual_steps(
+            joint.num_data, self._rows
+        ):
             half = trace["elbo"][len(trace["elbo"]) // 2 :] * joint.num_data  # too few for its steps to be trusted
             gap = torch.maximum(gap, half[len(half) // 2 :].mean(0) - half[: max(1, len(half) // 2)].mean(0))
         trace.record(trace.last_step("elbo"), {"elbo_gap": gap})

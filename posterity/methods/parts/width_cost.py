@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from posterity.errors import PosterityError
+from posterity.evidence import residual_sums
 from posterity.evidence.cavities import PredictiveFit, left_out_rows, with_noise
+from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.methods.parts.linear_model import is_linear
-from posterity.model import Batch, Data, Joint, Problem
+from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.model.data import NoData
 from posterity.model.scales import leaves_out
 from posterity.numerics.random import Key
@@ -25,12 +27,15 @@ logger = logging.getLogger("posterity")
 HARM = 0.005  # nats a row that the width of a posterior may cost without a warning
 NARROW = 0.0001  # nats a row that it may cost at a mode for classes: chosen on tables of scikit-learn and UCI
 WIDE = 0.003  # nats a row that it may cost there where only parts of the curvature are known, or the noise is normal
-ERRORS = 2.0  # standard errors that it must exceed as well
+ERRORS = 2.0  # standard errors that it must exceed as well, or
+LARGE, FEWER = 0.01, 1.0  # nats and standard errors: a few outliers can hide what the other rows lose
 ROWS, FEWEST_ROWS = 500, 40
 DRAWS, FEWEST_DRAWS = 400, 100
 SHARE = 0.1  # of the forward passes of rows in a fit: the most that the measure may add
 NUMBERS = 2**24  # outputs of all draws that are held at once
 MEMBERS = 16  # that are measured
+MANY, EXCESS = 0.3, 0.1  # weights a row from which a point may be too sure, and nats a row that it may be so unsaid
+TINY = torch.finfo(torch.float64).tiny
 REMEDY = (
     "Predict by the mean, take Laplace from MAP, give other prior scales, or a lower temperature: Tempering.cold(0.1)."
 )
@@ -42,19 +47,22 @@ _REPLACED = (
 
 
 class WidthCost(NamedTuple):
-    """Nats a row by which a posterior predicts worse than its mean, with a standard error."""
+    """Nats a row by which a posterior predicts worse than its mean, or another point, with a standard error."""
 
     nats: float
     error: float
+    point: str = "its mean does"
 
     @property
     def harms(self) -> bool:
-        """Whether the cost is above `HARM`, and surely so."""
-        return self.nats > max(HARM, ERRORS * self.error)
+        """Whether the cost is above `HARM` and surely so, or above `LARGE` and probably so."""
+        return self.nats > min(max(HARM, ERRORS * self.error), max(LARGE, FEWER * self.error))
 
 
-def width_cost(posterior: Posterior, rows: Batch, draws: int) -> WidthCost:
+def width_cost(posterior: Posterior, rows: Batch, draws: int, start: Tensor | None = None) -> WidthCost:
     """Compare log predictive densities of rows of the fit under the posterior and at its mean.
+
+    With `start`, weights that the fit began at, the larger of this cost and the cost against these.
 
     **Math**: the mean over rows of log p(y | f(m)) - log E_q p(y | f(w)). Left-out rows would be predicted worse by
     both, and to second order by equally much: with gradient g and Hessian H of log p at outputs of covariance S, each
@@ -83,24 +91,41 @@ def width_cost(posterior: Posterior, rows: Batch, draws: int) -> WidthCost:
             relative = (logs - own).exp()  # of mean 1 over draws
             own = own + relative.var(0) / (2.0 * draws)
             noise = float(relative.mean(1).var()) / draws
+        began = (
+            None if start is None else likelihood.log_prob(joint.outputs(start, rows.inputs).double(), targets) - own
+        )
         each = at_mean - own
         if gaussian is not None and is_linear(joint, posterior.point(), rows, posterior.buffers or None):
             left = left_out_rows(Linearized(gaussian.joint, gaussian), rows)
             each = torch.where(left.posterior.isnan(), each, left.plug_in - left.posterior)
     weights = torch.ones_like(each) if rows.weights is None else rows.weights.to(each)
     share = weights / weights.sum()
-    mean = (share * each).sum()
-    spread = float((share * (each - mean)).square().sum()) * len(each) / (len(each) - 1)
-    return WidthCost(float(mean), math.sqrt(spread + noise))
+
+    def averaged(each: Tensor, point: str) -> WidthCost:
+        mean = (share * each).sum()
+        spread = float((share * (each - mean)).square().sum()) * len(each) / (len(each) - 1)
+        return WidthCost(float(mean), math.sqrt(spread + noise), point)
+
+    costs = [averaged(each, "its mean does")]
+    if began is not None:
+        costs.append(averaged(began, "the weights that it started from do"))
+    return max(costs, key=lambda cost: cost.nats)
 
 
 def measured_width_cost(
-    name: str, joint: Problem, posterior: Callable[[], Posterior], data: Data, seen: int, remedy: str = REMEDY
+    name: str,
+    joint: Problem,
+    posterior: Callable[[], Posterior],
+    data: Data,
+    seen: int,
+    remedy: str = REMEDY,
+    start: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return "width_cost" for a trace, in nats a row, with a warning where the posterior does harm.
 
     `name` names the method, and `seen` is the number of rows that passed the network in its fit: nothing is measured
-    where that would take more than a tenth of these passes.
+    where that would take more than a tenth of these passes. With `start`, weights (P,) or (M, P) that the fit began at,
+    the cost is the larger of both.
     """
     if not isinstance(joint, Joint) or isinstance(data, NoData) or data.augmentation is not None:
         return {}
@@ -116,10 +141,11 @@ def measured_width_cost(
             return {}
         whole = posterior()
         if whole.num_members is None:
-            costs = [width_cost(whole, rows, draws)]
+            costs = [width_cost(whole, rows, draws, start)]
         else:
+            starts = [None] * whole.num_members if start is None else list(start)
             members = range(min(MEMBERS, whole.num_members))
-            costs = [width_cost(whole.member(index), rows.member(index), draws) for index in members]
+            costs = [width_cost(whole.member(i), rows.member(i), draws, starts[i]) for i in members]
     except (PosterityError, ValueError, TypeError, RuntimeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         logger.info("what the width of the posterior costs is not known: %s", reason.rstrip("."))
@@ -127,11 +153,41 @@ def measured_width_cost(
     worst = max((cost for cost in costs if cost.harms), key=lambda cost: cost.nats, default=None)
     if worst is not None:
         logger.warning(
-            f"{name}: the posterior predicts rows of the fit worse than its mean does, by {worst.nats:.2g} nats a row "
-            f"(standard error {worst.error:.1g}). {remedy}"
+            f"{name}: the posterior predicts rows of the fit worse than {worst.point}, by {worst.nats:.2g} nats a "
+            f"row (standard error {worst.error:.1g}). {remedy}"
         )
     nats = torch.tensor([cost.nats for cost in costs], dtype=torch.float64)
     return {"width_cost": nats if len(costs) > 1 else nats[0]}
+
+
+def plug_in_excess(joint: Problem, theta: Tensor, buffers: Buffers, data: Data) -> dict[str, Tensor]:
+    """Return "plug_in_excess" for a trace: nats a row that a point of a linear model is too sure by; warn if many.
+
+    Noise that the evidence chose is the noise around the posterior. A point has the error of its weights on top: with
+    gamma effective weights new rows have mean squares s^2 N / (N - gamma), and N - gamma = RSS / s^2 at the maximum of
+    the evidence. So r = N s^2 / RSS is what the plug-in's variance is too small by, and costs (r - 1 - log r) / 2 nats.
+    """
+    likelihood = joint.likelihood if isinstance(joint, Joint) else None
+    if not isinstance(likelihood, GaussianNoise) or not likelihood.chosen or likelihood.num_free:
+        return {}
+    noise = torch.as_tensor(likelihood.scale, dtype=torch.float64)
+    few = joint.num_weights < MANY * data.num_data
+    if not isinstance(joint, Joint) or few or theta.dim() > 1 or noise.numel() > 1:
+        return {}
+    rows = data.sample(ROWS)
+    if not is_linear(joint, theta, rows, buffers or None):
+        return {}
+    with torch.no_grad():
+        squares, count = residual_sums(likelihood, joint.outputs(theta, rows.inputs, buffers or None), rows)
+    ratio = float(noise) ** 2 * float(count) / max(float(squares), TINY)
+    excess = 0.5 * (ratio - 1.0 - math.log(ratio)) if ratio > 1.0 else 0.0
+    if excess > EXCESS:
+        logger.warning(
+            f"MAP alone is too sure: with {joint.num_weights:,} weights to {data.num_data:,} rows its errors on new "
+            f"rows are some {math.sqrt(ratio):.2g} times the noise of {float(noise):.3g} that the evidence "
+            f"chose, which costs {excess:.2g} nats a row. Laplace started from it adds the error of the weights."
+        )
+    return {"plug_in_excess": torch.tensor(excess, dtype=torch.float64)}
 
 
 def that_predicts(posterior: Linearized, rows: Batch) -> Linearized:
