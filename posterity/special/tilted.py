@@ -106,7 +106,7 @@ def _integrals(log_product: LogFactor, edges: Tensor, centre: Tensor, width: Ten
     nodes, weights, last = (values.to(centre.device) for values in _rule())
     place = torch.arange(edges.shape[1], device=centre.device).repeat(len(edges) - 1)
     low, high = edges[:-1].reshape(-1), edges[1:].reshape(-1)
-    total, size = torch.zeros(3, edges.shape[1], dtype=centre.dtype), None  # on the CPU, which adds in a fixed order
+    total, size = torch.zeros(3, edges.shape[1], dtype=centre.dtype, device="cpu"), None  # it adds in a fixed order
     for depth in range(_DEPTH):
         points = low + (high - low) * nodes[:, None]  # (K, m)
         away, length = (points - centre[place]) / width[place], (high - low) / width[place]
