@@ -84,6 +84,10 @@ def signals_figure(runs: Mapping[str, Sequence[Signals]], path: Path, *, title: 
             panel.plot(layers, array(expected), color=colour, linewidth=1.4, label=label)
             panel.errorbar(layers, array(drawn.mean(0)), bars, color=colour, fmt="o", markersize=2.6, elinewidth=0.7)
     axes[0].set_yscale("log")  # without biases q falls or grows exponentially
+    low, high = axes[0].get_ylim()
+    if high < 100.0 * low:  # plain numbers in place of 6 x 10^-1
+        axes[0].yaxis.set_major_formatter("{x:g}")
+        axes[0].yaxis.set_minor_formatter("{x:g}")
     for panel, name in zip(axes, ("variance $q$ of pre-activations", "correlation $c$ of two inputs"), strict=True):
         panel.set_title(name, fontsize=10.5)
         panel.set_xlabel("layer", fontsize=10)
