@@ -6,7 +6,7 @@ Labels are drawn from logistic and probit regressions of two and three weights, 
 N(0, 1), ten problems of each kind. Mean, covariance and log evidence of each Gaussian are held against quadrature over
 the weights. VI is the Gaussian of the largest ELBO, found by quadrature and L-BFGS: `FullRank` estimates the same one
 from draws. Errors of means and covariances are in units of the exact covariance. Where `ExpectationPropagation` is not
-the closer one its sites are moved in turn as well: the same fixed point means that the error is that of the method.
+the closer one its sites are moved in turn as well: the same fixed point means an error of the method.
 """
 
 import json
@@ -42,14 +42,15 @@ class Moments(NamedTuple):
     log_evidence: float
 
     @classmethod
-    def of(cls, q: Posterior, log_evidence: float) -> "Moments":
-        """Return those of a Gaussian posterior."""
+    def of(cls, q: Posterior) -> "Moments":
+        """Return the moments of a Gaussian posterior, with its own estimate of the evidence."""
         gaussian = q.as_gaussian()
         assert gaussian is not None
-        return cls(gaussian.mean, gaussian.precision.covariance(), log_evidence)
+        assert gaussian.log_evidence is not None
+        return cls(gaussian.mean, gaussian.precision.covariance(), float(gaussian.log_evidence))
 
     def errors(self, exact: "Moments") -> list[float]:
-        """Return the distances of mean and covariance in units of the exact covariance, and that of the evidence."""
+        """Return the distances of mean and covariance in units of the exact covariance, and the error of the evidence."""
         root = torch.linalg.cholesky(exact.covariance)
         mean = torch.linalg.solve_triangular(root, (self.mean - exact.mean)[:, None], upper=False)
         half = torch.linalg.solve_triangular(root, self.covariance - exact.covariance, upper=False)
@@ -139,14 +140,15 @@ def measured(case: Case, first: int) -> Errors:
         propagated, _ = infer(ExpectationPropagation(), joint, (x, y), progress=False)
         mode, _ = infer(MAP(), joint, (x, y), progress=False)
         at_mode, _ = infer(Laplace(tuning=None), joint, (x, y), start=mode, progress=False)
-        own, laplace = (Moments.of(q, float(q.as_gaussian().log_evidence)) for q in (propagated, at_mode))
+        own, laplace = Moments.of(propagated), Moments.of(at_mode)
         truth = exact(joint, x, y, own)
         found = own.errors(truth), laplace.errors(truth), best_by_elbo(case, x, y, own).errors(truth)
         if any(mine >= its for other in found[1:] for mine, its in zip(found[0], other, strict=True)):
             again, _ = infer(ExpectationPropagation(order="sequential"), joint, (x, y), progress=False)
-            in_turn = max(in_turn, *Moments.of(again, own.log_evidence).errors(own))
+            in_turn = max(in_turn, *Moments.of(again).errors(own)[:2])
         errors.append([list(each) for each in found])
-    return Errors(*torch.tensor(errors).unbind(1), in_turn)
+    own, laplace, variational = torch.tensor(errors).unbind(1)
+    return Errors(own, laplace, variational, in_turn)
 
 
 def main() -> None:
