@@ -50,7 +50,7 @@ class Moments(NamedTuple):
         return cls(gaussian.mean, gaussian.precision.covariance(), float(gaussian.log_evidence))
 
     def errors(self, exact: "Moments") -> list[float]:
-        """Return the distances of mean and covariance in units of the exact covariance, and the error of the evidence."""
+        """Return the errors of mean and covariance in units of the exact covariance, and of the log evidence."""
         root = torch.linalg.cholesky(exact.covariance)
         mean = torch.linalg.solve_triangular(root, (self.mean - exact.mean)[:, None], upper=False)
         half = torch.linalg.solve_triangular(root, self.covariance - exact.covariance, upper=False)
