@@ -82,7 +82,7 @@ def run_command(name: str, folder: Path) -> str:
     words = [str(folder / word) if before in FIGURE_OPTIONS else word for before, word in pairwise(["", *words])]
     printed = io.StringIO()
     with redirect_stdout(printed):
-        get_command(app).main(args=words, prog_name="posterity", standalone_mode=False)
+        get_command(app).main(args=words, prog_name="posterity", standalone_mode=False, obj=words)
     return printed.getvalue()
 
 
