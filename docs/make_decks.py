@@ -74,7 +74,7 @@ def commands(index: Index, topic: Topic) -> str:
         figures = [figure for figure in topic.figures if figure.startswith(f"{name}/")]
         written = " and ".join(linked(index, figure, index.figure_path(figure)) for figure in figures)
         lines.append(f"- Command: `{index.commands[name]}` " + (f"writes {written}" if figures else "prints it"))
-    return "\n".join(lines) if lines else "- No figure: the tests show it."
+    return "\n".join(lines)
 
 
 def listed(index: Index, topic: Topic) -> str:

@@ -16,7 +16,7 @@ from posterity.errors import PosterityError, unknown
 from posterity.report.html import Picture, facts, figure, page, section
 from posterity.storage.disk import write_file
 from posterity_studies.frame import check_folder, notes
-from posterity_studies.topics import Deck, Erratum, Topic, topics
+from posterity_studies.topics import FIGURE_OPTIONS, Deck, Erratum, Topic, topics
 
 ALL = "all"
 
@@ -79,10 +79,10 @@ def run_command(name: str, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     if words[0] == "study":
         words += ["--out", str(folder)]
-    words = [str(folder / word) if before == "--plot" else word for before, word in pairwise(["", *words])]
+    words = [str(folder / word) if before in FIGURE_OPTIONS else word for before, word in pairwise(["", *words])]
     printed = io.StringIO()
     with redirect_stdout(printed):
-        get_command(app).main(args=words, prog_name="posterity", standalone_mode=False)
+        get_command(app).main(args=words, prog_name="posterity", standalone_mode=False, obj=words)
     return printed.getvalue()
 
 
@@ -129,8 +129,6 @@ def _erratum(erratum: Erratum) -> str:
 
 def _figures(topic: Topic, shown: Shown) -> Iterator[str]:
     """The figures of a topic; a picture that is on the page already is a link to it."""
-    if not topic.shown:
-        yield '<p class="remarks">No figure: the tests show it.</p>'
     for item in topic.shown:
         name, _, file = item.partition("/")
         if name in shown.failures:

@@ -13,6 +13,8 @@ from typing import Any
 
 FILE = Path(__file__).parent / "topics.toml"
 KINDS = ("algorithm", "formula", "claim", "figure", "experiment")
+FIGURE_OPTIONS = ("--plot", "--figure")
+"""Options of commands other than studies, before the name of a figure."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Topic:
     formula: str
     names: tuple[str, ...]
     tests: tuple[str, ...]
-    shown: tuple[str, ...] = ()
+    shown: tuple[str, ...]
     source: str = ""
     errata: tuple[Erratum, ...] = ()
 
@@ -98,6 +100,6 @@ def topics() -> Index:
     return Index(table["commands"], table["results"], tuple(decks))
 
 
-def _topic(names: list[str], tests: list[str], shown: list[str] | None = None, errata: Any = (), **words: str) -> Topic:
+def _topic(names: list[str], tests: list[str], shown: list[str], errata: Any = (), **words: str) -> Topic:
     corrected = tuple(Erratum(**erratum) for erratum in errata)
-    return Topic(names=tuple(names), tests=tuple(tests), shown=tuple(shown or ()), errata=corrected, **words)
+    return Topic(names=tuple(names), tests=tuple(tests), shown=tuple(shown), errata=corrected, **words)

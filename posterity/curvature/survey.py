@@ -223,8 +223,8 @@ def last_layer(joint: Joint, inputs: Inputs) -> tuple[str, ...]:
 def _taken(inputs: Inputs, rows: tuple[int, ...], device: torch.device) -> Inputs:
     """The first rows of the given quarters (0 to 3) of the batch."""
     count = num_rows(inputs)
-    index = torch.tensor(rows) * max(1, count // 4) % count
-    return map_inputs(lambda tensor: tensor[index.to(tensor.device)].to(device), inputs)
+    index = [row * max(1, count // 4) % count for row in rows]
+    return map_inputs(lambda tensor: tensor[index].to(device), inputs)
 
 
 def _survey(joint: Joint, inputs: Inputs) -> Survey:
@@ -305,7 +305,8 @@ def _moved(outputs: Tensor, uses: Sequence[Use]) -> set[str]:
         return names
     for row in range(len(outputs)):
         seed = torch.zeros_like(outputs)
-        seed[row] = torch.arange(1.0, seed[row].numel() + 1.0).view_as(seed[row])  # sums of softmax outputs are flat
+        rising = torch.arange(1.0, seed[row].numel() + 1.0, device=seed.device)  # sums of softmax outputs are flat
+        seed[row] = rising.view_as(seed[row])
         grads = torch.autograd.grad(outputs, [use.edge for use in whole], seed, retain_graph=True, allow_unused=True)
         for use, grad in zip(whole, grads, strict=True):
             if grad is not None and bool(torch.cat([grad[:row], grad[row + 1 :]]).nan_to_num(0.0).any()):

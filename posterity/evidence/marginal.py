@@ -35,10 +35,10 @@ class Groups(ABC):
         return tuple(dict.fromkeys(self.name(part) for part in layout))
 
     def index(self, layout: Layout) -> Tensor:
-        """Index of each weight's group, (P,)."""
+        """Index of each weight's group, (P,), on the CPU."""
         names = self.names(layout)
-        groups = torch.tensor([names.index(self.name(part)) for part in layout])
-        return groups.repeat_interleave(torch.tensor([part.size for part in layout]))
+        groups = torch.tensor([names.index(self.name(part)) for part in layout], device="cpu")
+        return groups.repeat_interleave(torch.tensor([part.size for part in layout], device="cpu"))
 
 
 @dataclass(frozen=True)

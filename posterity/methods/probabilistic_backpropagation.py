@@ -209,7 +209,7 @@ def _examined(joint: Joint) -> _Known:
     powers = (joint.tempering.likelihood_power, joint.tempering.prior_power)
     power, prior_power = (torch.as_tensor(p, dtype=torch.float64, device=order.device).reshape(-1) for p in powers)
     like = torch.zeros((joint.num_members or 1, layout.size), dtype=torch.float64, device=order.device)
-    centre = like + torch.as_tensor(prior.mean, dtype=torch.float64).to(like.device)
+    centre = like + torch.as_tensor(prior.mean, dtype=torch.float64, device=like.device)
     left_out = torch.zeros(layout.size, dtype=torch.bool, device=order.device)
     for part, own in zip(layout, joint.prior.by_tensor(layout), strict=True):
         left_out[part.offset : part.offset + part.size] = own.chosen == LEFT_OUT

@@ -148,9 +148,12 @@ class Block:
 
     @property
     def index(self) -> Tensor:
-        """Positions (size,) of the block's entries in the vector."""
-        ranges = ((torch.arange(offset, offset + self.rows * width), width) for offset, width in self._parts())
-        return torch.cat([positions.view(self.rows, width) for positions, width in ranges], -1).flatten()
+        """Positions (size,) of the block's entries in the vector, on the CPU."""
+        each = [
+            torch.arange(offset, offset + self.rows * width, device="cpu").view(self.rows, width)
+            for offset, width in self._parts()
+        ]
+        return torch.cat(each, -1).flatten()
 
     def _parts(self) -> list[tuple[int, int]]:
         parts = [] if self.weight is None else [(self.weight, self.columns)]

@@ -307,7 +307,8 @@ class Posterior(ABC):
             self.joint.check_inputs(tensors)
             if not num_rows(tensors):
                 continue
-            example = self.joint.example_output(Batch(tensors, torch.empty(num_rows(tensors))))  # raises if they misfit
+            no_targets = torch.empty(num_rows(tensors), device=self.joint.device)
+            example = self.joint.example_output(Batch(tensors, no_targets))  # raises if they misfit
             total = max(num_rows(tensors), _loader_rows(inputs))
             if num_rows(tensors) <= batch_size:
                 yield tensors, example, total

@@ -1,6 +1,7 @@
 """Figures of penalties with their priors, and of signals in deep random networks."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,13 @@ POINTS = 321  # an odd number: 0 is among them
 LogDensity = Callable[[Tensor], Tensor]
 _DROP = 5.5  # nats below its mode at which a density is negligible
 _REACH = 4.0  # the range shown where there is no density
+_SIGNS = {
+    r"\bmu\b": "μ",
+    r"\bsigma\b": "\N{GREEK SMALL LETTER SIGMA}",
+    " - ": " \N{MINUS SIGN} ",
+    r"(?<=\w)\*(?=\w)": "·",
+}
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def penalty_figure(
@@ -65,8 +73,19 @@ def penalty_figure(
         axes[2].legend(frameon=False, fontsize=8.5)
     if len(axes[0].get_lines()) > 1:
         _legend_below(figure, axes[0])
-    figure.suptitle(title.replace("$", r"\$"), fontsize=11.5)
+    figure.suptitle(in_signs(title).replace("$", r"\$"), fontsize=11.5)
     save(figure, path)
+
+
+def in_signs(formula: str) -> str:
+    """Return a typed formula with Greek letters, raised numbers and signs.
+
+    >>> in_signs("sum of (mu^2/2 - 0.5*sigma)")
+    'sum of (μ²/2 \N{MINUS SIGN} 0.5·σ)'
+    """
+    for typed, sign in _SIGNS.items():
+        formula = re.sub(typed, sign, formula)
+    return re.sub(r"\^(\d+)", lambda power: power[1].translate(_RAISED), formula)
 
 
 def signals_figure(runs: Mapping[str, Sequence[Signals]], path: Path, *, title: str = "") -> None:
@@ -84,6 +103,10 @@ def signals_figure(runs: Mapping[str, Sequence[Signals]], path: Path, *, title: 
             panel.plot(layers, array(expected), color=colour, linewidth=1.4, label=label)
             panel.errorbar(layers, array(drawn.mean(0)), bars, color=colour, fmt="o", markersize=2.6, elinewidth=0.7)
     axes[0].set_yscale("log")  # without biases q falls or grows exponentially
+    low, high = axes[0].get_ylim()
+    if high < 100.0 * low:  # plain numbers in place of 6 x 10^-1
+        axes[0].yaxis.set_major_formatter("{x:g}")
+        axes[0].yaxis.set_minor_formatter("{x:g}")
     for panel, name in zip(axes, ("variance $q$ of pre-activations", "correlation $c$ of two inputs"), strict=True):
         panel.set_title(name, fontsize=10.5)
         panel.set_xlabel("layer", fontsize=10)

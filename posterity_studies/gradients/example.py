@@ -33,7 +33,7 @@ class Variance:
         return f"{self.value:.3g} ± {self.error:.1g}" if self.value > ROUNDING else "0"
 
 
-def total_variance(estimates: Tensor, passes: int, exact: float | None = None) -> Variance:
+def total_variance(estimates: Tensor, passes: float, exact: float | None = None) -> Variance:
     """The variances of independent estimates (S, R) summed over R, for one of `passes` passes.
 
     The squared distances from the mean are averaged, and the standard error is the average's.

@@ -20,7 +20,7 @@ def draw(study: Study, folder: Path) -> list[str]:
     functions = list(example.FUNCTIONS)
     figure, axes = panels(1, len(functions), size=(4.6, 3.0), sharey=True)
     for panel, name in zip(axes, functions, strict=True):
-        _panel(panel, [row for row in study.example if row.function == name], f"E f(w), f = {name}")
+        _panel(panel, [row for row in study.example if row.function == name], f"E f(w), f = {name.replace('^2', '²')}")
     q = f"q = N({example.MEAN:g}, {example.SCALE:g}²)"
     figure.suptitle(f"One weight, {q}: variance of a gradient for one pass. Crosses: exact", fontsize=11)
     save(figure, folder / "one_weight.png")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,18 +35,34 @@ ROWS, HIDDEN = 100, 10
 REPEATS = 300
 STEPS = 2000
 SCORE_DRAWS = 8
-ESTIMATORS: Mapping[str, tuple[Estimator, int]] = MappingProxyType(
+BATCH = 10
+
+
+class Plan(NamedTuple):
+    """An estimator, its draws, and the rows of a batch, drawn anew for each estimate."""
+
+    estimator: Estimator
+    draws: int = 1
+    rows: int = ROWS
+
+    @property
+    def passes(self) -> float:
+        """Passes through the data that one estimate takes."""
+        return self.draws * self.rows / ROWS
+
+
+ESTIMATORS: Mapping[str, Plan] = MappingProxyType(
     {
-        "score function": (ScoreFunction(SCORE_DRAWS, baseline=False), SCORE_DRAWS),
-        "score with baseline": (ScoreFunction(SCORE_DRAWS), SCORE_DRAWS),
-        "pathwise": (WeightSampling(), 1),
-        "pathwise, antithetic": (WeightSampling(draws=2, antithetic=True), 2),
-        "stick the landing": (StickTheLanding(), 1),
-        "flipout": (Flipout(), 1),
-        "local reparameterisation": (LocalReparameterisation(), 1),
+        "score function": Plan(ScoreFunction(SCORE_DRAWS, baseline=False), SCORE_DRAWS),
+        "score with baseline": Plan(ScoreFunction(SCORE_DRAWS), SCORE_DRAWS),
+        "pathwise": Plan(WeightSampling()),
+        f"pathwise, batches of {BATCH}": Plan(WeightSampling(), rows=BATCH),
+        "pathwise, antithetic": Plan(WeightSampling(draws=2, antithetic=True), draws=2),
+        "stick the landing": Plan(StickTheLanding()),
+        "flipout": Plan(Flipout()),
+        "local reparameterisation": Plan(LocalReparameterisation()),
     }
 )
-"""By name, with the passes through the data that one estimate takes."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +71,7 @@ class Row:
 
     when: str
     estimator: str
-    passes: int
+    passes: float
     mean: Variance
     scale: Variance
 
@@ -90,19 +107,24 @@ def network(seed: int) -> list[Row]:
     result = problem(seed)
     rows = []
     for when, q in result.families.items():
-        for name, (estimator, passes) in ESTIMATORS.items():
-            mean, scale = gradients(result, q, estimator, Key(seed).fold(when).fold(name), REPEATS)
-            rows.append(Row(when, name, passes, total_variance(mean, passes), total_variance(scale, passes)))
+        for name, plan in ESTIMATORS.items():
+            mean, scale = gradients(result, q, plan, Key(seed).fold(when).fold(name), REPEATS)
+            variances = (total_variance(values, plan.passes) for values in (mean, scale))
+            rows.append(Row(when, name, plan.passes, *variances))
     return rows
 
 
-def gradients(result: Problem, q: Factorised, estimator: Estimator, key: Key, repeats: int) -> tuple[Tensor, Tensor]:
+def gradients(result: Problem, q: Factorised, plan: Plan, key: Key, repeats: int) -> tuple[Tensor, Tensor]:
     """Independent estimates of the ELBO's gradients in means and scales, (repeats, P) each."""
     pulls = Gradients(torch.zeros_like(q.mean), -1.0 / q.scale)  # in closed form, the same each time
     divergence(result.joint, q, q.scale.log(), key, pulls, 1.0)
     means, scales = [], []
     for repeat in range(repeats):
-        term = estimator.data_term(result.joint, q, result.batch, {}, {}, key.fold(repeat))
+        batch = result.batch
+        if plan.rows < ROWS:
+            index = key.fold("rows").fold(repeat).permutation(ROWS)[: plan.rows]
+            batch = batch.map(lambda tensor, index=index: tensor[index])  # type: ignore[misc]
+        term = plan.estimator.data_term(result.joint, q, batch, {}, {}, key.fold(repeat))
         pull = term.divergence_grads or pulls
         means.append(term.grad_mean - pull.mean)
         scales.append(term.grad_scale - pull.scale)

@@ -156,7 +156,7 @@ def inequality(study: Study, path: Path) -> None:
     left.plot(ratios, [math.log(ratio) for ratio in ratios], "o-", color=BLUE, markersize=6, linewidth=1.4)
     for ratio, weight, name in zip(ratios, (chosen, 1.0 - chosen), ("1", "0"), strict=True):
         text = f"p(y, z = {name}) / q,\nq(z = {name}) = {weight:.1f}"
-        left.annotate(text, (ratio, math.log(ratio)), (14, -12), textcoords="offset points", fontsize=9, color=BLUE)
+        left.annotate(text, (ratio, math.log(ratio)), (14, -18), textcoords="offset points", fontsize=9, color=BLUE)
     _gap(left, mean, result, "log E r", "E log r")
     left.set(xlabel="r", ylabel="nats", xlim=(low - 0.02, high + 0.08))
     left.set_title("A concave function: its chord lies below", fontsize=11)
@@ -275,7 +275,7 @@ def clusters(study: Study, path: Path) -> None:
     numbers = [row.components for row in study.clusters.components]
     bounds = [row.elbo for row in study.clusters.components]
     criteria = [-0.5 * row.bic for row in study.clusters.components]
-    counts.plot(numbers, criteria, "s-", color=ORANGE, markersize=5, label="-BIC / 2, by EM")
+    counts.plot(numbers, criteria, "s-", color=ORANGE, markersize=5, label="$-$BIC / 2, by EM")
     counts.plot(numbers, bounds, "o-", color=BLUE, markersize=5, label="ELBO, Bayesian")
     for component in study.clusters.components:
         counts.annotate(

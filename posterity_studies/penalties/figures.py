@@ -218,7 +218,7 @@ def pairs(path: Path) -> None:
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(r"$\mu$" if size == 1 else r"$\pm\|\mu\|$", fontsize=10)
         plain(axis)
-    axes[0].set_ylabel(r"$r(\mu)$, KL($\mu$) - KL(0), nats", fontsize=10)
+    axes[0].set_ylabel(r"$r(\mu)$, KL($\mu$) $-$ KL(0), nats", fontsize=10)
     axes[0].legend(frameon=False, fontsize=8.5, loc="upper center")
     save(figure, path)
 

@@ -56,15 +56,15 @@ class Split:
         }
 
 
-def standard_split(name: str, index: int) -> Split:
+def standard_split(name: str, index: int, constants: str = "zero") -> Split:
     """Split `index` of the data set `name`, ready for a network: float32, inputs and target standardised."""
-    return standardised(uci_regression(name, index), index)
+    return standardised(uci_regression(name, index), index, constants)
 
 
-def standardised(data: DataSet, index: int) -> Split:
-    """The data set with means 0 and scales 1 on its training rows; a constant input stays at 0."""
+def standardised(data: DataSet, index: int, constants: str = "zero") -> Split:
+    """The data set with means 0 and scales 1 on its training rows; a constant input is 0, or "rounded" (`_moments`)."""
     inputs, targets = data.train.pair
-    by_input, by_target = _moments(inputs), _moments(targets)
+    by_input, by_target = _moments(inputs, constants), _moments(targets)
     train, test = (
         LabelledData(_scaled(rows.inputs, by_input), _scaled(rows.targets, by_target))
         for rows in (data.train, data.test)
@@ -106,10 +106,19 @@ def own_start(split: Split, settings: Keyed) -> Iterator[None]:
         yield
 
 
-def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and standard deviations of the columns; a constant one has exactly its value and 1, not rounding errors."""
+def _moments(rows: Tensor, constants: str = "zero") -> tuple[Tensor, Tensor]:
+    """Means and standard deviations of the columns; a constant one has exactly its value and 1, not rounding errors.
+
+    Published runs divided by numpy's standard deviation unless it was 0. The mean of a column of 0.998 is off by its
+    rounding, and so is every entry: divided by their standard deviation, which is that error, they become 1, a second
+    bias of the first layer. `constants="rounded"` does the same.
+    """
     constant = rows.amax(0) == rows.amin(0)
-    return torch.where(constant, rows[0], rows.mean(0)), rows.std(0, correction=0).masked_fill(constant, 1.0)
+    mean, scale = rows[0], torch.ones_like(rows[0])
+    if constants == "rounded":
+        mean, scale = (torch.from_numpy(moment(axis=0)) for moment in (rows.numpy().mean, rows.numpy().std))
+        scale = scale.masked_fill(scale == 0.0, 1.0)
+    return torch.where(constant, mean, rows.mean(0)), torch.where(constant, scale, rows.std(0, correction=0))
 
 
 def _scaled(rows: Tensor, moments: tuple[Tensor, Tensor]) -> Tensor:

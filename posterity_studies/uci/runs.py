@@ -68,7 +68,7 @@ def depends_on_split(split: Split, method: str, settings: Settings, **how: objec
 
 def stored(cells: Sequence[Cell], folder: Path, settings: Settings) -> Iterator[Result[Cell]]:
     """The results of those cells that have one; BadFolder at one that is damaged or of other settings."""
-    read = lru_cache(maxsize=1)(standard_split)
+    read = lru_cache(maxsize=1)(partial(standard_split, constants=settings.constants))
     return stored_results(cells, folder, lambda cell: depends(read(cell.data_set, cell.split), cell.method, settings))
 
 
@@ -77,7 +77,7 @@ def fit(data_set: str, index: int, methods: Sequence[str], folder: Path, setting
 
     A stage that several share is run once, and its seconds count for each.
     """
-    split = standard_split(data_set, index)
+    split = standard_split(data_set, index, settings.constants)
     done: Done = {}
     results = []
     for method in methods:
@@ -141,7 +141,7 @@ def fit_splits(
 ) -> list[Result[Cell]]:
     """Fit a method to all these splits at once, as members, and store what each gave; each has its share of seconds."""
     recipe, begin = RECIPES[method], time.perf_counter()
-    splits = [standard_split(data_set, index) for index in indices]
+    splits = [standard_split(data_set, index, settings.constants) for index in indices]
     (stage,), joint = recipe.stages(settings), recipe.problem(splits[0], settings)
     tasks = [Task(f"split {s.index}", stage, joint, s.train, seed=settings.key(data_set, s.index).seed) for s in splits]
     outcomes, results = Batched().run(tasks), []

@@ -19,6 +19,7 @@ DATA_SETS = (
     "wine-quality-red",
 )
 METHODS = ("map", "laplace", "dropout", "ensemble", "pbp")
+CONSTANTS = ("zero", "rounded")
 
 
 def _data_sets(text: str) -> tuple[str, ...]:
@@ -42,6 +43,13 @@ class Settings:
     )
     steps: int = o.count(20_000, "Training steps of each fit.", o.METHOD)
     splits: int | None = o.count(None, "The first N splits.", o.DATA, usual="all", identity=False)
+    constants: str = o.choice(
+        "zero",
+        CONSTANTS,
+        "Constant inputs: 0, or what the rounding of their mean leaves, which in published runs was 1 in naval.",
+        o.DATA,
+        identity=False,  # the rows are part of it
+    )
     batch_size: int = o.count(256, "Rows in a step.", o.METHOD)
     step_size: float = o.amount(0.03, "First step size of Adam.", o.METHOD)
     prior_scale: float = o.amount(1.0, "Standard deviation of the prior of every weight.", o.METHOD, unit="S")

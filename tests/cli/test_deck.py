@@ -88,10 +88,14 @@ def test_a_figure_that_no_command_writes_is_an_error(run, commands, tmp_path, mo
     assert "error: 'posterity study mixtures' wrote no mixtures/bound.png." in result.err.splitlines()
 
 
-def test_a_listed_command_is_run_with_its_figures_in_the_folder(tmp_path):
-    printed = decks.run_command("lasso", tmp_path / "lasso")
-    assert printed.startswith("r = sum of |w|")
-    assert [path.name for path in (tmp_path / "lasso").iterdir()] == ["l1.png"]
+@pytest.mark.parametrize(
+    ("name", "said", "figure"),
+    [("lasso", "r = sum of |w|", "l1.png"), ("linearised", "sine, network 1-20-1 tanh", "linearised.png")],
+)
+def test_a_listed_command_is_run_with_its_figures_in_the_folder(tmp_path, name, said, figure):
+    printed = decks.run_command(name, tmp_path / name)
+    assert printed.startswith(said)
+    assert [path.name for path in (tmp_path / name).iterdir()] == [figure]
 
 
 def test_the_folder_of_its_own_accord(run, commands, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """What is asked of tensors on one device does not depend on torch's default device, nor wait for another."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -8,7 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from posterity import penalties as p
-from posterity.model import Compose, Crop, Flip
+from posterity.inference import Method, infer
+from posterity.likelihoods import Bernoulli, Gaussian, Likelihood, Probit, StudentT
+from posterity.methods import ExpectationPropagation, ProbabilisticBackpropagation
+from posterity.model import Compose, Crop, Flip, Joint, as_data
 from posterity.numerics import Key
 from posterity.numerics.compiled import nothing_read
 from posterity.numerics.layout import Layout
@@ -119,6 +123,22 @@ def of_fourier() -> Any:
     return [found.kappa, found.residual, found.log_alpha(W)], found.explanation
 
 
+def of_fit(method: Method, likelihood: Likelihood, *sizes: int, members: int | None = None) -> Any:
+    """Moments, prior scale and predictions of a fit to labels; linear layers of these sizes, ReLUs between them."""
+    linear = [nn.Linear(inputs, outputs, dtype=torch.float64, device="cpu") for inputs, outputs in pairwise(sizes)]
+    net = nn.Sequential(*[module for layer in linear for module in (layer, nn.ReLU())][:-1])
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.fill_(0.1)
+    x = Key(0).normal((members or 1, 12, 2), torch.float64, "cpu")
+    y = (x.sum(-1, keepdim=True) + Key(1).normal((members or 1, 12, 1), torch.float64, "cpu") > 0).double()
+    rows = as_data((x, y), per_member=True) if members else (x[0], y[0])
+    q, trace = infer(method, Joint(net, likelihood, Normal(), num_data=12), rows, progress=False)
+    q = q.member(0) if members else q
+    scale = q.joint.prior.by_tensor(q.joint.network.layout)[0].scale
+    return [q.point(), q.as_gaussian().precision.covariance(), q.predict(x[0]).mean, scale], list(trace)
+
+
 DOORS: dict[str, Callable[[], Any]] = {
     **{
         f"to_prior, {name}, {reader}": lambda make=make, family=family: told(make(), family())
@@ -148,6 +168,16 @@ DOORS: dict[str, Callable[[], Any]] = {
     "fourier": of_fourier,
     "pruning": of_pruning,
     "augmentation": of_images,
+    "propagation, probit": lambda: of_fit(ExpectationPropagation(), Probit(), 2, 1),
+    "propagation, logistic": lambda: of_fit(ExpectationPropagation(), Bernoulli(), 2, 1),
+    "propagation, noise": lambda: of_fit(ExpectationPropagation(), Gaussian(), 2, 1),
+    "propagation in turn, outliers": lambda: of_fit(
+        ExpectationPropagation(order="sequential"), StudentT(4.0, 1.0), 2, 1
+    ),
+    "backpropagation": lambda: of_fit(ProbabilisticBackpropagation(passes=2), Gaussian(), 2, 3, 1),
+    "backpropagation of members": lambda: of_fit(
+        ProbabilisticBackpropagation(passes=2), Gaussian(), 2, 3, 1, members=2
+    ),
 }
 
 

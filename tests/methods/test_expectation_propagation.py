@@ -35,8 +35,9 @@ EVERY = [Bernoulli(), Probit(), Poisson(), StudentT(3.0, 0.5)]
 
 
 def rows(likelihood: Likelihood, columns: int = 2, count: int = ROWS) -> tuple[Tensor, Tensor]:
-    x = Key(1).normal((count, columns), FLOAT64)
-    return x, likelihood.sample(x.sum(-1, keepdim=True), Key(2))
+    x = Key(1).normal((count, columns), FLOAT64, "cpu")
+    y = likelihood.sample(x.sum(-1, keepdim=True), Key(2))
+    return torch.as_tensor(x), torch.as_tensor(y)  # the same on every device
 
 
 def linear(likelihood: Likelihood, prior: object, x: Tensor, bias: bool = True) -> Joint:
@@ -112,7 +113,7 @@ def test_likelihoods_to_a_power_are_those_of_a_custom_density() -> None:
 @pytest.mark.parametrize("likelihood", [Bernoulli(), Probit()], ids=str)
 @pytest.mark.parametrize("scale", [0.1, 10.0, 1e4])
 def test_separable_labels_settle(likelihood: Likelihood, scale: float, caplog: pytest.LogCaptureFixture) -> None:
-    x = Key(3).normal((30, 2), FLOAT64)
+    x = torch.as_tensor(Key(3).normal((30, 2), FLOAT64, "cpu"))
     y = (x[:, :1] - 2.0 * x[:, 1:] > 0).to(FLOAT64)
     q, _ = po.infer(ExpectationPropagation(), linear(likelihood, Normal(scale), x), (x, y))
     assert not caplog.records
@@ -137,8 +138,8 @@ def test_a_label_at_forty_standard_deviations_stays_finite() -> None:
 
 
 def test_outliers_of_student_t_get_negative_sites() -> None:
-    x = Key(4).normal((30, 2), FLOAT64)
-    y = x.sum(-1, keepdim=True) + 0.3 * Key(5).normal((30, 1), FLOAT64)
+    x, noise = (torch.as_tensor(Key(seed).normal((30, 2), FLOAT64, "cpu")) for seed in (4, 5))
+    y = x.sum(-1, keepdim=True) + 0.3 * noise[:, :1]
     y[7] += 20.0
     joint = linear(StudentT(3.0, 0.3), Normal(1.0), x)
     state = fixed_point(joint, (x, y))

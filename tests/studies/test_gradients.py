@@ -80,8 +80,8 @@ def test_estimators_of_the_network_agree_and_rank_as_known(study):
 def test_every_estimator_has_the_same_mean(name):
     result = network.problem(seed=2)
     for q in result.families.values():
-        reference = network.gradients(result, q, WeightSampling(draws=20, antithetic=True), Key(0), 60)
-        estimates = network.gradients(result, q, network.ESTIMATORS[name][0], Key(1), 60)
+        reference = network.gradients(result, q, network.Plan(WeightSampling(draws=20, antithetic=True)), Key(0), 60)
+        estimates = network.gradients(result, q, network.ESTIMATORS[name], Key(1), 60)
         for estimate, other in zip(estimates, reference, strict=True):
             variance = estimate.var(0) / len(estimate) + other.var(0) / len(other)
             difference = (estimate.mean(0) - other.mean(0)).square().sum()

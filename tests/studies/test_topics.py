@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from posterity_studies.topics import KINDS, topics
+from posterity_studies.topics import FIGURE_OPTIONS, KINDS, topics
 
 pytestmark = pytest.mark.cpu
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def written(command):
     """The figures that a command writes: those that the source of the study names, or the file behind --plot."""
     words = shlex.split(command)
     if words[1] != "study":
-        return {words[index + 1] for index, word in enumerate(words) if word == "--plot"}
+        return {words[index + 1] for index, word in enumerate(words) if word in FIGURE_OPTIONS}
     sources = [ast.parse(path.read_text()) for path in (ROOT / "posterity_studies" / words[2]).glob("*.py")]
     texts = (node.value for source in sources for node in ast.walk(source) if isinstance(node, ast.Constant))
     return {text for text in texts if isinstance(text, str) and re.fullmatch(r"[\w-]+\.png", text)}
@@ -66,6 +66,7 @@ def test_a_topic_has_all_its_parts(topic):
     assert topic.formula
     assert topic.names
     assert topic.tests
+    assert topic.commands
     assert all(erratum.id.startswith(f"E{int(topic.id[:3])}.") for erratum in topic.errata)
     assert all(erratum.printed and erratum.right and erratum.why for erratum in topic.errata)
     assert topic.kind not in ("figure", "experiment") or topic.figures

@@ -13,14 +13,15 @@ import pytest
 import torch
 from ucitable import GOAL, HEADER, write_energy
 
-from posterity.datasets import UCI_REGRESSION, uci_regression
+from posterity.datasets import UCI_REGRESSION, DataSet, LabelledData, uci_regression
 from posterity.errors import BadData, BadFolder, Diverged, PosterityError
 from posterity.methods import MAP
+from posterity.numerics import Key
 from posterity.predictive.gaussian import GaussianPredictive
 from posterity_studies import options
 from posterity_studies.uci import runs, study
 from posterity_studies.uci.figures import draw
-from posterity_studies.uci.protocol import problem, standard_split
+from posterity_studies.uci.protocol import problem, standard_split, standardised
 from posterity_studies.uci.recipes import RECIPES, Recipe
 from posterity_studies.uci.runs import Cell
 from posterity_studies.uci.settings import Settings
@@ -64,6 +65,20 @@ def test_rows_are_standardised_by_the_training_rows():
     mean, scale = raw.train.targets.mean(), raw.train.targets.std(correction=0)
     assert split.target_scale == pytest.approx(float(scale))
     torch.testing.assert_close(split.test.targets.double() * scale + mean, raw.test.targets, rtol=0, atol=1e-5)
+
+
+def test_the_rounding_of_a_mean_makes_a_constant_input_a_bias():
+    """As in published runs on naval: 288 is exact, 0.998 is not."""
+    count = 10_741
+    varied = Key(0).normal((count, 1), torch.float64)
+    inputs = torch.cat([varied, torch.tensor([288.0, 0.998], dtype=torch.float64).expand(count, 2)], 1)
+    rows = LabelledData(inputs, varied)
+    data = DataSet("constants", "regression", rows, rows)
+    assert torch.equal(standardised(data, 0).train.inputs[:, 1:], torch.zeros(count, 2))
+    rounded = standardised(data, 0, "rounded").train.inputs
+    assert torch.equal(rounded[:, 1], torch.zeros(count))
+    torch.testing.assert_close(rounded[:, 2].abs(), torch.ones(count))
+    torch.testing.assert_close(rounded[:, 0], standardised(data, 0).train.inputs[:, 0])
 
 
 @pytest.mark.usefixtures("energy")

@@ -23,9 +23,10 @@ Moments = tuple[Tensor, Tensor, float]
 def regression(likelihood: Likelihood, weights: int, seed: int, scale: float = 1.0) -> tuple[Joint, Tensor, Tensor]:
     """Weights and inputs from N(0, 1), targets from the likelihood."""
     key = Key(seed).fold(type(likelihood).__name__).fold(weights)
-    x = key.fold("inputs").normal((ROWS, weights), FLOAT64)
-    y = likelihood.sample(x @ key.fold("weights").normal((weights, 1), FLOAT64), key.fold("targets"))
-    return Joint(nn.Linear(weights, 1, bias=False).double(), likelihood, Normal(scale), ROWS), x, y
+    x = key.fold("inputs").normal((ROWS, weights), FLOAT64, "cpu")
+    y = likelihood.sample(x @ key.fold("weights").normal((weights, 1), FLOAT64, "cpu"), key.fold("targets"))
+    joint = Joint(nn.Linear(weights, 1, bias=False).double(), likelihood, Normal(scale), ROWS)
+    return joint, torch.as_tensor(x), torch.as_tensor(y)  # the same on every device
 
 
 def propagated(joint: Joint, x: Tensor, y: Tensor, **settings: object) -> Moments:

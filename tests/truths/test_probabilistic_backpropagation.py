@@ -169,7 +169,8 @@ def test_a_gamma_has_the_moments_of_the_tilted_precision(power: float | None) ->
 def test_updates_that_leave_no_variance_are_rejected() -> None:
     net = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1)).double()
     joint = po.Joint(net, Gaussian(0.1), Normal(0.1**0.5), num_data=1)
-    start, rows = Key(1).normal((13,), FLOAT64), (double([[2.0]]), double([[-9.0]]))
+    start = double(Key(1).normal((13,), FLOAT64, "cpu"))  # the same on every device
+    rows = double([[2.0]]), double([[-9.0]])
     q, _ = po.infer(ONE_PASS, joint, rows, start=start)
     chain = relu_chain(joint.network)
     mean, variance = start[chain.order].unsqueeze(0).requires_grad_(), torch.full((1, 13), 0.1, dtype=FLOAT64)
@@ -187,8 +188,8 @@ def test_updates_that_leave_no_variance_are_rejected() -> None:
 
 
 def test_the_noise_is_found() -> None:
-    x = Key(0).normal((300, 2), FLOAT64)
-    y = x[:, :1] - x[:, 1:] + 0.2 * Key(1).normal((300, 1), FLOAT64)
+    x, noise = (double(Key(seed).normal((300, 2), FLOAT64, "cpu")) for seed in (0, 1))
+    y = x[:, :1] - x[:, 1:] + 0.2 * noise[:, :1]
     joint = po.Joint(nn.Linear(2, 1).double(), Gaussian(), Normal(), num_data=300)
     q, _ = po.infer(ProbabilisticBackpropagation(passes=4), joint, (x, y))
     squares = 4 * float((y - x[:, :1] + x[:, 1:]).square().sum())  # of all passes

@@ -285,7 +285,7 @@ class Reading:
             of = "the priors of fixed scales"
             priors = {f"$\\sigma$ = {scale:g}": verdict.log_alpha for scale, verdict in self.alone.items()}
         elif self.nearest is not None:
-            of = "exp(-r) / Z"
+            of = "exp($-r$) / Z"
             priors = {of: partial(self._log_density, self.nearest.target)}
         penalty_figure(
             self.penalty,
@@ -293,7 +293,7 @@ class Reading:
             priors,
             path,
             nearest=self.nearest,
-            near_to="the prior" if self.verdict.satisfies_star else "exp(-r) / Z",
+            near_to="the prior" if self.verdict.satisfies_star else "exp($-r$) / Z",
             of=of,
             group=self.group,
             title=self.headline(),
