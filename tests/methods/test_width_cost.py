@@ -207,7 +207,7 @@ def test_swag_keeps_a_start_at_a_mode_and_is_held_against_it(caplog):
     start, _ = infer(MAP(), joint, (x, y), progress=False)
     with caplog.at_level(logging.WARNING, "posterity"):
         q, _ = infer(SWAG(), joint, (x, y), start=start, progress=False)
-    rows = Batch(x, y)
+    rows = Batch(x.to(joint.device), y.to(joint.device))
     lost = float(joint.log_density(start.point(), rows) - joint.log_density(q.point(), rows))
     assert lost < 3.0
     away = start.point() + 0.5
