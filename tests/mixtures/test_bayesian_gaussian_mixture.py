@@ -301,13 +301,6 @@ def test_tensors_give_tensors(kind, dtype):
         assert answer.device == rows.device
 
 
-def test_one_column_may_come_flat():
-    rows = clusters()[:, 0]
-    flat, column = (exactly(3, random_state=0).fit(x) for x in (rows, rows[:, None]))
-    assert flat.lower_bound_ == column.lower_bound_
-    np.testing.assert_allclose(flat.score_samples(rows), column.score_samples(rows[:, None]))
-
-
 def test_it_is_an_estimator_for_scikit_learn():
     assert set(BayesianGaussianMixture().get_params()) == set(Peer().get_params())
     mixture = BayesianGaussianMixture(3, mean_prior=[0.0, 0.0], random_state=4)
