@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from posterity.datasets.columns import MISSING, looks_numeric
+from posterity.datasets.fields import MISSING, looks_numeric
 from posterity.datasets.files import content
 from posterity.errors import BadData, shown, unknown
 

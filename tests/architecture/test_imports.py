@@ -14,7 +14,7 @@ import posterity
 ROOT = Path(posterity.__file__).parent
 PROJECT = ROOT.parent
 INTERNAL = ("cli", "jacobians", "numerics", "special", "storage")
-HEAVY = ("sklearn", "pandas", "matplotlib", "typer", "rich", "platformdirs", "scipy", "jinja2")
+HEAVY = ("sklearn", "pandas", "pyarrow", "matplotlib", "typer", "rich", "platformdirs", "scipy", "jinja2")
 SUBPACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
 

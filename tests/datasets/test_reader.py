@@ -9,7 +9,7 @@ import tableoracle as oracle
 from hypothesis import assume, given, settings
 
 from posterity.datasets import read_table
-from posterity.datasets.columns import number, trouble
+from posterity.datasets.fields import number, trouble
 from posterity.datasets.reader import SPACES, read_records
 from posterity.errors import BadData
 
@@ -87,7 +87,7 @@ def test_numbers_come_back_to_the_last_bit(file, values, dialect, comma):
     assume(len({kind for _, kind in values}) == 2)
     file.write_bytes(written(rows, {**dialect, "quoting": csv.QUOTE_ALL}, "utf-8"))
     table = read_table(file, "y", separator=dialect["delimiter"], decimal=mark)
-    assert table.column("value").numbers(mark) == [value for value, _ in values]
+    assert table.column("value").numbers(mark).tolist() == [value for value, _ in values]
     assert table.roles.task == "classification"
 
 

@@ -1,6 +1,7 @@
 """Tables: nasty files with their documented outcomes, tasks, and splits."""
 
 import contextlib
+import math
 import re
 import time
 from pathlib import Path
@@ -9,16 +10,8 @@ import pytest
 import torch
 
 from posterity.datasets import read_table, split
-from posterity.datasets.columns import (
-    MISSING,
-    Column,
-    has_leading_zeros,
-    infer_decimal,
-    infer_kind,
-    looks_numeric,
-    number,
-    trouble,
-)
+from posterity.datasets.columns import Column, has_leading_zeros, infer_decimal, infer_kind
+from posterity.datasets.fields import MISSING, looks_numeric, number, trouble
 from posterity.datasets.table import stratified
 from posterity.errors import BadData
 
@@ -37,7 +30,10 @@ def values(table):
     for column in table.columns:
         kind = table.roles.kinds[column.name]
         if kind == "number":
-            found[column.name] = column.numbers(table.roles.decimal)
+            known = column.numbers(table.roles.decimal).tolist()
+            found[column.name] = [None if math.isnan(value) else value for value in known]
+        elif kind == "date":
+            found[column.name] = [None if time is None else time.isoformat() for time in column.times().tolist()]
         elif kind == "boolean":
             found[column.name] = [
                 None if field in MISSING else field.casefold() in ("true", "yes", "t") for field in column.fields
@@ -218,6 +214,36 @@ READ = {
         {"a": ["2020-01-01"] * 2, "b": [1, 2], "y": [0.5, 3]},
         [],
     ),
+    "percent": ("a,y\n5%,2\n5%,3\n6.25 %,4\n,5\n", {}, {"a": [0.05, 0.05, 0.0625, None], "y": [2, 3, 4, 5]}, []),
+    "one currency": (
+        "a;y\n€ 5,50;2\n-€6;3\n;4\n",
+        {},
+        {"a": [5.5, -6, None], "y": [2, 3, 4]},
+        ["The separator is semicolon. Taken as parts of fields: comma.", "Numbers have a decimal comma."],
+    ),
+    "days": (
+        "d,y\n2020-01-31,2\n2020-02-01T12:30,3\n,4\n",
+        {},
+        {"d": ["2020-01-31T00:00:00", "2020-02-01T12:30:00", None], "y": [2, 3, 4]},
+        [],
+    ),
+    "days with names": (
+        "d,y\n31 Jan 2020,2\nFebruary 1 2020 9:30 pm,3\n",
+        {},
+        {"d": ["2020-01-31T00:00:00", "2020-02-01T21:30:00"], "y": [2, 3]},
+        [],
+    ),
+    "days in one order only": (
+        "d,e,f,y\n1/2/2020,1/2/2020,1.2.2020,2\n13/2/2020,1/13/2020,3.2.2020,3\n",
+        {},
+        {
+            "d": ["2020-02-01T00:00:00", "2020-02-13T00:00:00"],
+            "e": ["2020-01-02T00:00:00", "2020-01-13T00:00:00"],
+            "f": ["2020-02-01T00:00:00", "2020-02-03T00:00:00"],
+            "y": [2, 3],
+        },
+        [],
+    ),
     "names in other scripts": (
         "größe,цена,年\n1,0.5,red\n2,3,red\n3,4,blau\n",
         {"target": "цена"},
@@ -321,7 +347,7 @@ REFUSED = {
         "line 3, column 'a': '2.5' has a decimal point where a decimal comma is expected",
     ),
     "a quoted decimal comma": ('a,y\n1,2\n"1,5",3\n', {}, "line 3, column 'a': '1,5' has a decimal comma where"),
-    "percent": ("a,y\n5%,2\n5%,3\n6 %,4\n", {}, "line 2, column 'a': '5%' has a percent or currency sign"),
+    "percent and none": ("a,y\n5%,2\n5,3\n6 %,4\n", {}, "line 2, column 'a': '5%' has a percent or currency sign"),
     "money": ("a,y\n$5.00,2\n$5.00,3\n€6,4\n", {}, "line 2, column 'a': '$5.00' has a percent or currency sign"),
     "a typographic minus": ("a,y\n1,2\n\u22125,3\n", {}, "has a typographic minus sign"),
     "digits of another script": ("a,y\n1,2\n٣,3\n", {}, "line 3, column 'a': '٣' is not written as a plain number"),
@@ -339,7 +365,19 @@ REFUSED = {
         {},
         "line 2, column 'a': 'x' is text, where line 4 has the number '1'",
     ),
-    "days": ("d,y\n2020-01-31,2\n2020-02-01,3\n", {}, "line 2, column 'd': '2020-01-31' is a date or time"),
+    "days in either order": (
+        "d,y\n1/2/2020,2\n3/2/2020,3\n",
+        {},
+        "line 2, column 'd': '1/2/2020' is a date or time, which cannot be used. Day and month may be either way "
+        "round: say which (--dates day-first or month-first), or leave the column out (--drop 'd').",
+    ),
+    "days in both orders": (
+        "d,y\n13/2/2020,2\n3/22/2020,3\n",
+        {},
+        "'13/2/2020' is a date or time, which cannot be used. Write all rows as 2020-01-31",
+    ),
+    "a day that is none": ("d,y\n2020-02-30,2\n2020-02-01,3\n", {}, "line 2, column 'd': '2020-02-30' is a date or"),
+    "a month alone": ("d,y\n2020-02,2\n2020-03,3\n", {}, "line 2, column 'd': '2020-02' is a date or time"),
     "days and hours": (
         "d,y\nx,2\nx,1\n2020-01-31T10:00:00Z,2\n",
         {},
@@ -350,7 +388,15 @@ REFUSED = {
         {},
         "line 2, column 'd': '1/31/20' is a date or time",
     ),
-    "days with names": ("d,y\n31 Jan 2020,2\nFebruary 1 2020,3\n", {}, "line 2, column 'd': '31 Jan 2020' is a date"),
+    "days with names and without": ("d,y\n31 Jan 2020,2\nsoon,3\n", {}, "line 2, column 'd': '31 Jan 2020' is a date"),
+    "several columns": (
+        "who,when,a,y\nAnn,10:00,1,0.5\nBob,9:30,x,3\n",
+        {},
+        "table.csv: 3 columns cannot be used. (1) column 'who' is text: 2 different values in 2 fields, none repeated. "
+        "A column of categories has at most 50, and some repeated. You may leave the column out (--drop 'who'). "
+        "(2) line 2, column 'when': '10:00' is a date or time, which cannot be used. Write all rows as 2020-01-31, "
+        "turn it into numbers, or leave the column out (--drop 'when'). (3) line 3, column 'a': 'x' is text, where",
+    ),
     "times": ("d,y\n10:00,2\n10:00,3\n9:30 pm,4\n", {}, "line 2, column 'd': '10:00' is a date or time"),
     "text, all different": (
         "who,y\nAnn,0.5\nBob,3\n",
@@ -471,13 +517,13 @@ def test_without_a_target_nothing_is_refused_that_is_only_strange(tmp_path):
     table = read_table(write(tmp_path, "who,when,a\nAnn,2020-01-01,1e400\nBob,2020-01-02,x\n"))
     assert table.roles is None
     assert [column.fields for column in table.columns] == [("Ann", "Bob"), ("2020-01-01", "2020-01-02"), ("1e400", "x")]
-    assert table.columns[0].lines == (2, 3)
+    assert table.columns[0].lines.tolist() == [2, 3]
     assert len(table) == 2
 
 
 def test_lines_are_those_of_the_file_whatever_quotes_hold(tmp_path):
     table = read_table(write(tmp_path, '\na,y\r\n"x\r\n\r\ny",1\r\n\n"x",2\n'))
-    assert table.columns[0].lines == (3, 7)
+    assert table.columns[0].lines.tolist() == [3, 7]
     assert table.columns[0].fields == ("x\r\n\r\ny", "x")
 
 
