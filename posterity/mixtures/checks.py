@@ -34,9 +34,8 @@ def as_points(value: object, name: str = "X", expected: tuple[str, int] | None =
         if not count:
             raise BadData(f"{name} has 0 {word}(s) (shape={shape}) while a minimum of 1 is required.")
     if expected is not None and shape[1] != expected[1]:
-        raise BadData(
-            f"{name} has {shape[1]} features, but {expected[0]} is expecting {expected[1]} features as input, as in fit."
-        )
+        owner, count = expected
+        raise BadData(f"{name} has {shape[1]} features, but {owner} is expecting {count} features as input, as in fit.")
     if not points.is_floating_point():
         points = points.double()
     elif points.dtype not in (torch.float32, torch.float64):

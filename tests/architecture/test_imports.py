@@ -13,7 +13,7 @@ import posterity
 
 ROOT = Path(posterity.__file__).parent
 PROJECT = ROOT.parent
-INTERNAL = ("cli", "jacobians", "numerics", "special", "storage")
+INTERNAL = ("cli", "jacobians", "numerics", "recipes", "special", "storage")
 HEAVY = ("sklearn", "pandas", "pyarrow", "matplotlib", "typer", "rich", "platformdirs", "scipy", "jinja2")
 SUBPACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import posterity as po
-from posterity.cli.frame import choice
-from posterity.cli.frame.choice import sufficient
+from posterity.recipes import choice
+from posterity.recipes.choice import sufficient
 
 pytestmark = pytest.mark.cpu
 

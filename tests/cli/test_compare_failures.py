@@ -10,9 +10,10 @@ import torch
 from clitables import rows
 
 from posterity.cli.frame import scores, tasks
-from posterity.cli.frame.options import ReadingOptions, Settings, TableOptions
+from posterity.cli.frame.options import ReadingOptions, TableOptions
 from posterity.errors import BadData, Diverged, NotPositiveDefinite
 from posterity.posteriors import Point
+from posterity.recipes.settings import Settings
 
 pytestmark = pytest.mark.cpu
 TINY = ("--hidden", "6", "--steps", "40", "--prior-scale", "1", "--device", "cpu")

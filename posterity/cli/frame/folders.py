@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from posterity.cli.frame.methods import RECIPES
-from posterity.cli.frame.options import ReadingOptions, Settings, TableOptions
+from posterity.cli.frame.options import ReadingOptions, TableOptions
 from posterity.cli.frame.output import UsageError, option_values
 from posterity.cli.frame.sources import Source, find_data, other_source, own_source, stored_preprocessing
 from posterity.datasets import TOYS, Preprocessing
@@ -19,6 +18,8 @@ from posterity.networks import MLP
 from posterity.options import as_json, describe, from_mapping, types, words
 from posterity.posteriors import Posterior
 from posterity.posteriors.load import load
+from posterity.recipes.methods import RECIPES
+from posterity.recipes.settings import Settings
 from posterity.storage import Part, RunFolder, disk
 from posterity.storage.part import JSON
 from posterity.storage.schema import check_fields, reading

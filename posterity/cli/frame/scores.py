@@ -16,7 +16,6 @@ from torch import Tensor
 
 import posterity
 from posterity.cli.frame.baselines import baselines
-from posterity.cli.frame.methods import RECIPES
 from posterity.cli.frame.sources import Source
 from posterity.cli.frame.tasks import Task, describe, has_figure
 from posterity.datasets import DataSet
@@ -34,6 +33,7 @@ from posterity.numerics.random import Key
 from posterity.posteriors import Linearized, Posterior, Samples
 from posterity.predictive.predictive import Predictive
 from posterity.priors import Normal
+from posterity.recipes.methods import RECIPES
 from posterity.report import comparison, predicted_observed, reliability_diagram
 from posterity.report.figures import MOST_INTERVALS
 from posterity.report.html import Picture, comparison_page

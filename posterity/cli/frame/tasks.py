@@ -10,8 +10,7 @@ from types import MappingProxyType
 
 import torch
 
-from posterity.cli.frame.methods import RECIPES, STEP_SIZE, owners
-from posterity.cli.frame.options import RATE, STRUCTURES, ReadingOptions, Settings, TableOptions
+from posterity.cli.frame.options import ReadingOptions, TableOptions
 from posterity.cli.frame.output import UsageError, log
 from posterity.cli.frame.sources import Source, find_data
 from posterity.datasets import DataSet
@@ -24,6 +23,8 @@ from posterity.networks import MLP
 from posterity.options import as_json, flag
 from posterity.posteriors import Posterior
 from posterity.priors import Normal
+from posterity.recipes.methods import RECIPES, STEP_SIZE, owners
+from posterity.recipes.settings import RATE, STRUCTURES, Settings
 from posterity.storage.part import JSON
 
 HIDDEN = MappingProxyType({"line": (), "sine": (50,)})
@@ -94,7 +95,7 @@ def make_task(
     if figure:
         _check_figure(source.data)
     if settings.hidden is None and source.path is not None and "dropout" not in methods:
-        from posterity.cli.frame.choice import sufficient
+        from posterity.recipes.choice import sufficient
 
         def joint_with(hidden: tuple[int, ...]) -> Joint:
             return _problem(replace(chosen, hidden=hidden, dropout=None), source, target)[1]

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from posterity.cli.frame import options as o
-from posterity.cli.frame.methods import RECIPES, MethodsOption
-from posterity.cli.frame.options import Settings
+from posterity.cli.frame.options import MethodsOption
 from posterity.cli.frame.output import console, log, option_values, print_json, table
 from posterity.cli.frame.spread import command
 from posterity.options import option
+from posterity.recipes.methods import RECIPES
+from posterity.recipes.settings import Settings
 
 if TYPE_CHECKING:
     from posterity.cli.frame.outcomes import Outcome

@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from posterity.cli.frame import options as o
-from posterity.cli.frame.methods import RECIPES
 from posterity.cli.frame.output import console, print_json, table
 from posterity.cli.frame.spread import command
+from posterity.recipes.methods import RECIPES
 
 
 @command

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posterity.cli.frame import options as o
-from posterity.cli.frame.methods import RECIPES, MethodOption
-from posterity.cli.frame.options import Settings
+from posterity.cli.frame.options import MethodOption
 from posterity.cli.frame.output import console, log, option_values, print_json
 from posterity.cli.frame.spread import command
 from posterity.errors import positive, positive_whole
 from posterity.options import check, option
+from posterity.recipes.methods import RECIPES
+from posterity.recipes.settings import Settings
 
 if TYPE_CHECKING:
     from posterity.cli.frame.tasks import Task
