@@ -3,6 +3,7 @@
 Scores of predictives are in `metrics`.
 """
 
+from posterity.predictive.affine import AffinePredictive
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.draws import DrawsPredictive, from_blocks, from_outputs
 from posterity.predictive.exact import Exact, joint_gaussian
@@ -17,6 +18,7 @@ from posterity.predictive.quadrature import probit_phi, sigmoid_gaussian, softma
 from posterity.predictive.temperature_scaling import TemperatureScaling
 
 __all__ = [
+    "AffinePredictive",
     "ClassPredictive",
     "DrawsPredictive",
     "Exact",

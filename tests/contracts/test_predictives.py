@@ -13,6 +13,7 @@ from posterity.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedas
 from posterity.likelihoods import Probit as ProbitLink
 from posterity.numerics.random import Key
 from posterity.predictive import (
+    AffinePredictive,
     ClassPredictive,
     Exact,
     ExponentialPredictive,
@@ -194,7 +195,22 @@ def exponential_draws(rows: slice, dtype: torch.dtype) -> Predictive:
     return ExponentialPredictive(draws_with_their_own_noise(rows, dtype), shift=-1.0, scale=0.4)
 
 
+def affine(rows: slice, dtype: torch.dtype) -> Predictive:
+    return AffinePredictive(mixture(rows, dtype), shift=20.0, scale=3.0)
+
+
+def affine_two_outputs(rows: slice, dtype: torch.dtype) -> Predictive:
+    scale = torch.tensor([0.1, 30.0], dtype=torch.float64)
+    return AffinePredictive(gaussian_joint(rows, dtype), torch.tensor([1.0, -50.0]), scale)
+
+
+def affine_draws(rows: slice, dtype: torch.dtype) -> Predictive:
+    return AffinePredictive(draws(rows, dtype), shift=-2.0, scale=0.5)
+
+
 SCALAR: list[Build] = [
+    affine,
+    affine_draws,
     mixture,
     gaussian,
     gaussian_without_event,
@@ -203,7 +219,7 @@ SCALAR: list[Build] = [
     draws_with_their_own_noise,
     noise_of_the_network,
 ]
-PLANAR: list[Build] = [mixture_two_outputs, gaussian_two_outputs, gaussian_joint, draws_two_outputs]
+PLANAR: list[Build] = [mixture_two_outputs, affine_two_outputs, gaussian_two_outputs, gaussian_joint, draws_two_outputs]
 EXPONENTIAL: list[Build] = [exponential, exponential_draws]
 QUANTILES = [*SCALAR, *PLANAR, *EXPONENTIAL, long_tails, long_tails_with_their_own_noise, images]
 COUNTS: list[Build] = [counts, poisson, mixture_of_counts]
@@ -464,7 +480,7 @@ def test_rows_without_what_ties_them_have_no_joint_density(build: Build) -> None
 def test_normal_components_are_the_distribution(build: Build) -> None:
     pred = whole(build)
     if pred.normals is None:
-        assert build in (*COUNTS, *EXPONENTIAL, long_tails, long_tails_with_their_own_noise, mixture)
+        assert build in (*COUNTS, *EXPONENTIAL, long_tails, long_tails_with_their_own_noise, mixture, affine)
         return
     means, scales = pred.normals
     torch.testing.assert_close(means.mean(0), pred.mean)
