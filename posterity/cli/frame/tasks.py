@@ -1,6 +1,5 @@
 """From names to things: the data set, the network, the problem and the methods of a command line, and their runs."""
 
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -25,12 +24,11 @@ from posterity.posteriors import Posterior
 from posterity.priors import Normal
 from posterity.recipes.methods import RECIPES, STEP_SIZE, owners
 from posterity.recipes.settings import RATE, STRUCTURES, Settings
+from posterity.recipes.stages import threads, usual_kl_weight
 from posterity.storage.part import JSON
 
 HIDDEN = MappingProxyType({"line": (), "sine": (50,)})
 """Hidden layers of the data sets for which two layers of 50 are more than they ask for."""
-
-SMALL = 10_000_000  # multiplications in one forward pass of a batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +100,8 @@ def make_task(
 
         assert chosen.hidden is not None
         hidden, why = sufficient(joint_with, chosen.hidden, source.data.train.pair)
+        if not hidden:
+            why = f"{why[:-1]}; --hidden {','.join(map(str, chosen.hidden))} takes these."
         chosen, source = replace(chosen, hidden=hidden), replace(source, notes=(*source.notes, why))
     network, joint = _problem(chosen, source, target)
     task = Task(chosen, source, network, joint)
@@ -148,17 +148,11 @@ def stage_joint(stage: str, task: Task) -> Joint:
 
 
 def kl_weight(stage: str, task: Task) -> float | None:
-    """What mean-field multiplies its KL with, other methods being left alone; None where the task is tempered.
-
-    The default for classes is rows / (2 weights), at most 1: with more means and scales than rows the KL outweighs the
-    data, and the optimum is near the prior. See `Tempering.balanced`, with means and scales as its units. It is 1
-    for regression, where a power of the likelihood would only be taken for less noise.
-    """
+    """What mean-field multiplies its KL with, other methods being left alone; None where the task is tempered."""
     chosen = task.settings
     if stage != "mean-field" or chosen.temperature != 1.0 or chosen.eta != 1.0:
         return None
-    usual = 1.0 if task.data.classes is None else min(1.0, len(task.data.train) / (2 * task.joint.num_weights))
-    return chosen.kl_weight or usual
+    return chosen.kl_weight or usual_kl_weight(task.joint, classifies=task.data.classes is not None)
 
 
 def kl_weight_line(method: str, task: Task) -> str:
@@ -309,16 +303,8 @@ def warm_up() -> None:
 
 @contextmanager
 def fitting_threads(task: Task) -> Iterator[None]:
-    """One thread for a small network, where threads wait for each other longer than they work.
-
-    Somebody who sets OMP_NUM_THREADS is left alone.
-    """
-    threads = torch.get_num_threads()
+    """One thread for a small network; see `threads`."""
     given = task.settings.batch_size
     rows = given if isinstance(given, int) else len(task.data.train)
-    if rows * task.joint.num_weights < SMALL and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-    try:
+    with threads(rows * task.joint.num_weights):
         yield
-    finally:
-        torch.set_num_threads(threads)
