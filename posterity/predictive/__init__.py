@@ -1,9 +1,18 @@
-"""Distributions of targets, and the integrators that make them from Gaussian or drawn network outputs.
+"""Distributions of targets, the integrators that make them from network outputs, and conformal prediction on them.
 
 Scores of predictives are in `metrics`.
 """
 
 from posterity.predictive.classes import ClassPredictive
+from posterity.predictive.conformal import (
+    Conformal,
+    ConformalIntervals,
+    ConformalScore,
+    ConformalSets,
+    Quantiles,
+    Residual,
+    Studentised,
+)
 from posterity.predictive.draws import DrawsPredictive, from_blocks, from_outputs
 from posterity.predictive.exact import Exact, joint_gaussian
 from posterity.predictive.exponential import ExponentialPredictive
@@ -18,6 +27,10 @@ from posterity.predictive.temperature_scaling import TemperatureScaling
 
 __all__ = [
     "ClassPredictive",
+    "Conformal",
+    "ConformalIntervals",
+    "ConformalScore",
+    "ConformalSets",
     "DrawsPredictive",
     "Exact",
     "ExponentialPredictive",
@@ -29,6 +42,9 @@ __all__ = [
     "Predictive",
     "Probit",
     "ProbitPhi",
+    "Quantiles",
+    "Residual",
+    "Studentised",
     "TemperatureScaling",
     "from_blocks",
     "from_outputs",
