@@ -4,15 +4,16 @@ Each is fitted to the training rows of each fold. Regression gives `Moments` of 
 draws of logits (S, N, C), which a calibration by held-out rows turns into probabilities.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from posterity.errors import BadFolder
 from posterity.estimators.gaussian_process import GaussianProcess, Moments
 from posterity.inference import infer
 from posterity.inference.folds import Fold
@@ -26,9 +27,13 @@ from posterity.networks import MLP
 from posterity.numerics.random import Key
 from posterity.optim import Adam, Cosine
 from posterity.posteriors import Mixture, Posterior
+from posterity.posteriors.load import posterior_of
 from posterity.priors import Normal
+from posterity.storage import Part, decode, encode
 
 DRAWS = 32  # of the logits of a posterior that is not a set of points
+SKEWED, HEAVY = 0.75, 10.0  # skewness and kurtosis from which a target is warped
+NETWORKS = 20.0  # seconds for the training of networks, of 60
 NODES = 12  # of the quadrature over a warped target
 
 
@@ -113,8 +118,6 @@ class Warp:
 
 def _hermite(like: Tensor) -> tuple[Tensor, Tensor]:
     """Nodes and weights (S, 1, 1) of the expectation under a standard normal."""
-    import numpy as np
-
     nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
     both = torch.from_numpy(np.stack([nodes, weights / weights.sum()])).to(like)
     return both[0].view(-1, 1, 1), both[1].view(-1, 1, 1)
@@ -130,6 +133,10 @@ class Fitted(ABC):
     @abstractmethod
     def logits(self, inputs: Tensor) -> Tensor:
         """Draws of logits before calibration, (S, N, C)."""
+
+    @abstractmethod
+    def part(self) -> Part:
+        """The fit as a part of a run folder, which `restored` reads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +155,10 @@ class Network(Fitted):
         with torch.no_grad():
             return self.posterior.outputs(inputs, draws, Key(0)).double()
 
+    def part(self) -> Part:
+        part = self.posterior.parts()["posterior"]
+        return Part({"hidden": [*self.hidden], "posterior": dict(part.config)}, part.tensors)
+
 
 @dataclass(frozen=True, eq=False)
 class Process(Fitted):
@@ -164,6 +175,25 @@ class Process(Fitted):
         mean, _, epistemic = self.process.predict(inputs)
         noise = Key(0).normal((DRAWS, 1, mean.shape[1]), torch.float64, "cpu").to(mean)
         return mean + epistemic.sqrt() * (noise - noise.mean(0))
+
+    def part(self) -> Part:
+        tensors: dict[str, Tensor] = {}
+        return Part({"process": encode(self.process, tensors), "warp": encode(self.warp, tensors)}, tensors)
+
+
+def restored(part: Part, columns: int, outputs: int, where: str, name: str, device: torch.device) -> Fitted:
+    """Read a fit back from its part; `where` names the run folder in messages."""
+    match dict(part.config):
+        case {"hidden": list(hidden), "posterior": dict(config), **others} if not others:
+            sizes = tuple(int(size) for size in hidden if isinstance(size, int))
+            module = network(columns, sizes, outputs).to(device)
+            return Network(sizes, posterior_of(Part(config, part.tensors, part.older), module, where, name))
+        case {"process": stored, "warp": warp, **others} if not others:
+            tensors = {key: tensor.to(device) for key, tensor in part.tensors.items()}
+            process, warped = decode(stored, tensors), decode(warp, tensors)
+            if isinstance(process, GaussianProcess) and isinstance(warped, Warp | None):
+                return Process(process, warped)
+    raise BadFolder(f"Run folder {where}: part {name!r} holds no fit of a candidate. Save it again.")
 
 
 @dataclass(frozen=True)
@@ -274,9 +304,6 @@ def warp_of(targets: Tensor, mean: Sequence[float], scale: Sequence[float]) -> W
     return None
 
 
-SKEWED, HEAVY = 0.75, 10.0  # skewness and kurtosis from which a target is warped
-
-
 def _shape(values: Tensor) -> tuple[float, float]:
     """Skewness and kurtosis."""
     away = values - values.mean()
@@ -305,12 +332,3 @@ def planned(rows: int, columns: int, outputs: int, seconds: float) -> Plan:
         batch_size=batch,
         processes=3 if share >= 0.2 else 1,
     )
-
-
-NETWORKS = 20.0  # seconds for the training of networks, of 60
-
-
-__all__ = [
-    "Candidate", "Fitted", "Linear", "Network", "Networks", "Plan", "Process", "Processes", "Rows", "Warp", "network",
-    "planned", "scaled", "warp_of",
-]  # fmt: skip

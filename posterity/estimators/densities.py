@@ -74,14 +74,10 @@ class Scale:
     process: GaussianProcess | None = None
 
     @classmethod
-    def own(cls) -> "Scale":
-        return cls()
-
-    @classmethod
-    def all_of(
-        cls, moments: Moments, inputs: Tensor, targets: Tensor, weights: Tensor, fold: Tensor
+    def around(
+        cls, moments: Moments, inputs: Tensor, targets: Tensor, weights: Tensor
     ) -> Iterator[tuple[str, "Scale"]]:
-        """Scales for these held-out rows."""
+        """The three scales for these held-out rows, and their names."""
         residuals = targets - moments.mean
         shares = weights / weights.sum()
         constant = (shares @ residuals.square()).sqrt().clamp_min(1e-6)
@@ -136,7 +132,14 @@ class Shape:
             scales = scales.clamp_min(NARROWEST * float(spread))
         return cls(mixture, means - mixture @ means, scales)
 
+    @classmethod
+    def normal(cls, device: torch.device) -> "Shape":
+        """A standard normal."""
+        one = torch.ones(1, dtype=torch.float64, device=device)
+        return cls(one, torch.zeros_like(one), one)
+
     def _each(self, values: Tensor) -> Tensor:
+        """Log densities of the components at values, (S, *values)."""
         away = (values - self._lead(self.means, values)) / self._lead(self.scales, values)
         return self._lead(self.weights.log() - self.scales.log(), values) - 0.5 * away.square() - HALF_LOG_TWO_PI
 
@@ -144,6 +147,7 @@ class Shape:
         return tensor.reshape(-1, *(1,) * values.dim())
 
     def log_prob(self, values: Tensor) -> Tensor:
+        """Log density of values, shaped as they are."""
         return self._each(values).logsumexp(0)
 
 
@@ -154,7 +158,7 @@ class Density:
     name: str
     source: str
     scale: Scale
-    shape: Shape | None
+    shape: Shape | None = None
 
     def scored(
         self, moments: Moments, inputs: Tensor, targets: Tensor, weights: Tensor, fold: Tensor
@@ -202,6 +206,11 @@ class Calibration:
             search.step(loss)
         final = values.detach()
         return cls(float((3.0 * torch.tanh(final[0] / 3.0)).exp()), final[1:])
+
+    @classmethod
+    def none(cls, classes: int, device: torch.device) -> "Calibration":
+        """The logits as they are."""
+        return cls(1.0, torch.zeros(classes, dtype=torch.float64, device=device))
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Log probabilities (N, C) from draws (S, N, C)."""
