@@ -6,7 +6,6 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
-from importlib import import_module
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -15,7 +14,9 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from posterity.errors import BadData, positive, positive_whole, shown, unknown
+from posterity.errors import BadData, BadFolder, positive, positive_whole, shown, unknown
+from posterity.estimators import folders
+from posterity.estimators.automatic import Stacked, fit_automatic
 from posterity.estimators.encoding import Encoding, as_rows, as_weights
 from posterity.inference import Method, infer
 from posterity.likelihoods import Likelihood
@@ -25,6 +26,7 @@ from posterity.model import Joint, Tempering
 from posterity.networks import MLP
 from posterity.options import check, option
 from posterity.posteriors import Posterior
+from posterity.posteriors.load import load
 from posterity.predictive import Predictive
 from posterity.priors import Normal, Prior
 from posterity.recipes.choice import sufficient
@@ -140,8 +142,8 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             if self.method == AUTO:
                 parts = {"groups": groups, "times": times}
                 given = {name: None if value is None else np.asarray(value)[kept] for name, value in parts.items()}
-                self.posterior_, note = self._by_auto(chosen, given)
-                notes.append(note)
+                self.posterior_ = self._by_auto(chosen, given)
+                notes.append(self.posterior_.sentence)
             else:
                 self.posterior_ = self._by_method(chosen, notes)
         self.notes_ = tuple(notes)
@@ -165,6 +167,40 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Split the uncertainty of each prediction: noise that stays, and what more rows would remove."""
         pred = self.predict_distribution(X)
         return Decomposition(self._shaped(pred.aleatoric, X), self._shaped(pred.epistemic, X))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator into the run folder `path`, without pickle; `load` reads it back.
+
+        A network of your own is not stored, only its weights: pass it again to `load`.
+        """
+        check_is_fitted(self)
+        parameters = {**self.get_params(deep=False), "random_state": self._seed}
+        del parameters["network"]
+        fitted = {name: value for name, value in vars(self).items() if name.endswith("_") and name != "posterior_"}
+        folders.save(path, type(self).__name__, parameters, fitted, self.posterior_)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], network: nn.Module | Callable[[int, int], nn.Module] | None = None
+    ) -> Self:
+        """Read the estimator that `save` has written; `network` is its network, where that was one of your own."""
+        parameters, fitted = folders.read(path, cls.__name__)
+        estimator = cls(network=network, **parameters)
+        vars(estimator).update(fitted)
+        estimator.posterior_ = estimator._stored(path)
+        return estimator
+
+    def _stored(self, path: str | os.PathLike[str]) -> Posterior | Stacked:
+        device = self._device()
+        if (config := folders.network(path)) is None and self.method == AUTO:
+            return Stacked.load(path, device)
+        if self.network is not None:
+            module = _made(self.network, len(self.encoding_.features), self._outputs(), self._seed, device)
+        elif config is not None:
+            module = MLP(**config).to(device)
+        else:
+            raise BadFolder(f"{os.fspath(path)!r} was fitted with a network of your own. Pass it: load(path, network).")
+        return load(path, module)
 
     def _draws(self, X: Any, n: int) -> Tensor:
         positive_whole("sample: n", n)
@@ -238,9 +274,8 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _seed(self) -> int:
         return as_key(self.random_state).seed
 
-    def _by_auto(self, rows: Rows, given: dict[str, Any]) -> tuple[Any, str]:
-        fit_automatic = import_module("posterity.estimators.automatic").fit_automatic
-        fitted = fit_automatic(
+    def _by_auto(self, rows: Rows, given: dict[str, Any]) -> Stacked:
+        return fit_automatic(
             rows.inputs,
             rows.targets,
             self._task(),
@@ -251,7 +286,6 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             **self._units(),
             **given,
         )
-        return fitted, fitted.sentence
 
     def _by_method(self, rows: Rows, notes: list[str]) -> Posterior:
         """Run the stages of the method; notes which network was chosen."""

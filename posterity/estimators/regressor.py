@@ -72,7 +72,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
     def sample(self, X: Any, n: int = 1) -> Any:
         """Draw n targets for each row, (n, N) or (n, N, T); `random_state` determines them."""
         drawn = self._draws(X, n)
-        return self._given(drawn[..., 0] if self._flat_targets else drawn, X)
+        return self._given(drawn[..., 0] if self.flat_targets_ else drawn, X)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -97,7 +97,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         return as_targets(y)
 
     def _settle(self, targets: Any, weights: Any) -> tuple[Tensor, Any]:
-        self._flat_targets = targets.ndim == 1
+        self.flat_targets_ = targets.ndim == 1
         columns = targets.reshape(len(targets), -1)
         self.n_targets_ = columns.shape[1]
         self.shift_, self.scale_ = (0.0,) * self.n_targets_, (1.0,) * self.n_targets_
@@ -131,7 +131,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         return AffinePredictive(pred, shift, scale)
 
     def _flat(self, values: Tensor) -> Tensor:
-        return values.flatten(1)[:, 0] if self._flat_targets else values
+        return values.flatten(1)[:, 0] if self.flat_targets_ else values
 
     def _shaped(self, values: Tensor, X: Any) -> Any:
         return super()._shaped(self._flat(values), X)

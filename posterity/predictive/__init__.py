@@ -1,10 +1,19 @@
-"""Distributions of targets, and the integrators that make them from Gaussian or drawn network outputs.
+"""Distributions of targets, the integrators that make them from network outputs, and conformal prediction on them.
 
 Scores of predictives are in `metrics`.
 """
 
 from posterity.predictive.affine import AffinePredictive
 from posterity.predictive.classes import ClassPredictive
+from posterity.predictive.conformal import (
+    Conformal,
+    ConformalIntervals,
+    ConformalScore,
+    ConformalSets,
+    Quantiles,
+    Residual,
+    Studentised,
+)
 from posterity.predictive.draws import DrawsPredictive, from_blocks, from_outputs
 from posterity.predictive.exact import Exact, joint_gaussian
 from posterity.predictive.exponential import ExponentialPredictive
@@ -20,6 +29,10 @@ from posterity.predictive.temperature_scaling import TemperatureScaling
 __all__ = [
     "AffinePredictive",
     "ClassPredictive",
+    "Conformal",
+    "ConformalIntervals",
+    "ConformalScore",
+    "ConformalSets",
     "DrawsPredictive",
     "Exact",
     "ExponentialPredictive",
@@ -31,6 +44,9 @@ __all__ = [
     "Predictive",
     "Probit",
     "ProbitPhi",
+    "Quantiles",
+    "Residual",
+    "Studentised",
     "TemperatureScaling",
     "from_blocks",
     "from_outputs",

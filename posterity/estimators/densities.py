@@ -1,0 +1,228 @@
+"""Densities around held-out means: pooled means, scales that depend on the inputs, and the shape of the noise."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.estimators.gaussian_process import GaussianProcess, Moments
+from posterity.likelihoods.scaled import HALF_LOG_TWO_PI
+from posterity.numerics.random import Key
+from posterity.predictive.classes import ClassPredictive
+
+NARROWEST = 0.05  # least scale of a component of the noise, in units of the predicted scale
+ROUNDS = 60  # of EM for the shape
+EVIDENCE_ROWS, EVALUATIONS = 500, 40  # for the process of the log scale
+
+
+class Normals(NamedTuple):
+    """Means and scales (S, N, T) of a mixture with weights (S,)."""
+
+    means: Tensor
+    scales: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The average of candidates' means with the weights of least held-out squared error."""
+
+    weights: dict[str, float]
+    name: ClassVar[str] = "pooled means"
+
+    @classmethod
+    def of(cls, moments: Mapping[str, Moments], targets: Tensor, weights: Tensor) -> "Pool":
+        """Minimise the squared error over all subsets of the candidates."""
+        names = list(moments)
+        errors = torch.stack([(targets - moments[name].mean).flatten() for name in names])  # (K, n T)
+        shares = weights.repeat_interleave(targets.shape[1]) / weights.sum()
+        products = (errors * shares) @ errors.T
+        products = products + 1e-10 * products.diagonal().mean() * torch.eye(len(names)).to(products)
+        best, least = {}, math.inf
+        for size in range(1, len(names) + 1):
+            for subset in combinations(range(len(names)), size):
+                index = torch.tensor(subset, device=products.device)
+                solved = torch.linalg.solve(products[index][:, index], products.new_ones(size))
+                solved = solved / solved.sum()
+                error = float(solved @ products[index][:, index] @ solved)
+                if bool((solved >= 0).all()) and error < least * (1.0 - 1e-3):
+                    best, least = {names[i]: float(w) for i, w in zip(subset, solved, strict=True)}, error
+        return cls(best)
+
+    def moments(self, moments: Mapping[str, Moments]) -> Moments:
+        """Moments of the mixture of the candidates."""
+        means, variances, epistemics = (
+            torch.stack(column) for column in zip(*(moments[name] for name in self.weights), strict=True)
+        )  # (K, N, T)
+        weights = torch.tensor([*self.weights.values()]).to(means).view(-1, 1, 1)
+        mean = (weights * means).sum(0)
+        away = (means - mean).square()
+        return Moments(mean, (weights * (variances + away)).sum(0), (weights * (epistemics + away)).sum(0))
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """The scale of the noise around a mean: constant, the prediction's own, or this times a function of the inputs.
+
+    The function is a Gaussian process of the log squared residuals.
+    """
+
+    constant: Tensor | None = None  # (T,)
+    process: GaussianProcess | None = None
+
+    @classmethod
+    def around(
+        cls, moments: Moments, inputs: Tensor, targets: Tensor, weights: Tensor, several: bool
+    ) -> Iterator[tuple[str, "Scale"]]:
+        """Scales for these held-out rows, and their names; the own one where the mean is of several candidates."""
+        residuals = targets - moments.mean
+        shares = weights / weights.sum()
+        constant = (shares @ residuals.square()).sqrt().clamp_min(1e-6)
+        yield "a constant scale", cls(constant)
+        if several:
+            yield "their own scale", cls()
+        squares = residuals.square() / moments.variance
+        floor = squares.median() * 1e-2 + 1e-12
+        process = GaussianProcess.of(False, features(moments, inputs), (squares + floor).log(), weights)
+        process = replace(process, targets=(process.targets - process.targets.mean(0)) / 2.0)
+        yield "a fitted scale", cls(None, process.settled(EVIDENCE_ROWS, EVALUATIONS, Key(0).fold("scale")))
+
+    def without(self, rows: Tensor) -> "Scale":
+        """The scale fitted to the other rows."""
+        return self if self.process is None else replace(self, process=self.process.on(~rows))
+
+    def at(self, moments: Moments, inputs: Tensor) -> Tensor:
+        """The scale at inputs, (N, T)."""
+        if self.constant is not None:
+            return self.constant.expand(moments.mean.shape)
+        own = moments.variance.sqrt()
+        return own if self.process is None else own * self.process.predict(features(moments, inputs)).mean.exp()
+
+
+def features(moments: Moments, inputs: Tensor) -> Tensor:
+    """Inputs of the process of the log scale."""
+    return torch.cat([inputs.double(), moments.mean, 0.5 * moments.variance.log()], 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """The density of the residuals in units of their scale: a mixture of normals with mean 0."""
+
+    weights: Tensor
+    means: Tensor
+    scales: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor, weights: Tensor) -> "Shape":
+        """Fit values (n,) by EM; fewer components for fewer rows."""
+        size = 1 if len(values) < 100 else 2 if len(values) < 300 else 3
+        shares = weights / weights.sum()
+        spread = (shares @ values.square()).sqrt().clamp_min(1e-6)
+        scales = spread * torch.logspace(-0.5, 0.5, size, base=2.0 if size < 3 else 4.0).to(values)
+        scales = spread.reshape(1) if size == 1 else scales
+        means, mixture = torch.zeros_like(scales), torch.full_like(scales, 1.0 / size)
+        for _ in range(ROUNDS):
+            each = cls(mixture, means, scales)._each(values)
+            resp = each.softmax(0) * shares  # (S, n)
+            counts = resp.sum(1).clamp_min(1e-8)
+            mixture, means = counts / counts.sum(), (resp @ values) / counts
+            scales = ((resp * (values - means.unsqueeze(1)).square()).sum(1) / counts).sqrt()
+            scales = scales.clamp_min(NARROWEST * float(spread))
+        return cls(mixture, means - mixture @ means, scales)
+
+    @classmethod
+    def normal(cls, device: torch.device) -> "Shape":
+        """A standard normal."""
+        one = torch.ones(1, dtype=torch.float64, device=device)
+        return cls(one, torch.zeros_like(one), one)
+
+    def _each(self, values: Tensor) -> Tensor:
+        """Log densities of the components at values, (S, *values)."""
+        away = (values - self._lead(self.means, values)) / self._lead(self.scales, values)
+        return self._lead(self.weights.log() - self.scales.log(), values) - 0.5 * away.square() - HALF_LOG_TWO_PI
+
+    def _lead(self, tensor: Tensor, values: Tensor) -> Tensor:
+        return tensor.reshape(-1, *(1,) * values.dim())
+
+    def log_prob(self, values: Tensor) -> Tensor:
+        """Log density of values, shaped as they are."""
+        return self._each(values).logsumexp(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Density:
+    """A density of targets: the mean of a candidate or of the pool, a scale, and the shape of the noise."""
+
+    name: str
+    source: str
+    scale: Scale
+    shape: Shape | None = None
+
+    def scored(
+        self, moments: Moments, inputs: Tensor, targets: Tensor, weights: Tensor, fold: Tensor
+    ) -> tuple["Density", Tensor]:
+        """The density with its shape fitted, and the log densities of held-out targets, (n, T)."""
+        scale = torch.empty_like(targets)
+        for number in range(int(fold.max()) + 1):
+            rows = fold == number
+            part = Moments(*(tensor[rows] for tensor in moments))
+            scale[rows] = self.scale.without(rows).at(part, inputs[rows])
+        values = (targets - moments.mean) / scale
+        shape = Shape.of(values.flatten(), weights.repeat_interleave(targets.shape[1]))
+        return replace(self, shape=shape), shape.log_prob(values) - scale.log()
+
+    def normals(self, moments: Moments, inputs: Tensor) -> Normals:
+        """The mixture of normals at inputs."""
+        assert self.shape is not None
+        scale, shape = self.scale.at(moments, inputs), self.shape
+        means = moments.mean + scale * shape.means.view(-1, 1, 1)
+        return Normals(means, scale * shape.scales.view(-1, 1, 1), shape.weights)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Class probabilities: the average over draws f of softmax(a f + b), with a and b by held-out rows."""
+
+    slope: float
+    offsets: Tensor  # (C,)
+
+    @classmethod
+    def of(cls, logits: Tensor, labels: Tensor, weights: Tensor) -> "Calibration":
+        """Maximise the held-out log probability under weak normal priors of log a and b."""
+        values = logits.new_zeros(logits.shape[-1] + 1).requires_grad_()
+        search = torch.optim.LBFGS([values], max_iter=50, line_search_fn="strong_wolfe")
+
+        def loss() -> Tensor:
+            search.zero_grad()
+            log_probs = _log_probs(logits, (3.0 * torch.tanh(values[0] / 3.0)).exp(), values[1:])
+            chosen = log_probs.gather(1, labels.unsqueeze(1)).squeeze(1)
+            negative = -(weights @ chosen) + 0.5 * values[0].square() / 4.0 + 0.5 * values[1:].square().sum()
+            negative.backward()
+            return negative
+
+        with torch.enable_grad():
+            search.step(loss)
+        final = values.detach()
+        return cls(float((3.0 * torch.tanh(final[0] / 3.0)).exp()), final[1:])
+
+    @classmethod
+    def none(cls, classes: int, device: torch.device) -> "Calibration":
+        """The logits as they are."""
+        return cls(1.0, torch.zeros(classes, dtype=torch.float64, device=device))
+
+    def log_probs(self, logits: Tensor) -> Tensor:
+        """Log probabilities (N, C) from draws (S, N, C)."""
+        return _log_probs(logits, self.slope, self.offsets)
+
+    def predictive(self, logits: Tensor) -> ClassPredictive:
+        """The predictive, with its draws."""
+        draws = (self.slope * logits + self.offsets).log_softmax(-1)
+        return ClassPredictive.of_log_probs(draws, draws.dtype)
+
+
+def _log_probs(logits: Tensor, slope: float | Tensor, offsets: Tensor) -> Tensor:
+    return (slope * logits + offsets).log_softmax(-1).logsumexp(0) - math.log(len(logits))
