@@ -1,6 +1,6 @@
 """The way from frames and arrays to the tensors of a network: inputs, targets and weights of an estimator."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,13 +36,17 @@ class Encoding:
             raise ValueError(f"Inputs must be columns of X, {shown(self.names)}. Got {shown(sorted(known))}.")
 
     @classmethod
-    def fit(cls, X: Any, weights: Any, notes: list[str]) -> "Encoding":
+    def fit(
+        cls, X: Any, weights: Any, notes: list[str], *, category: Collection[str] = (), drop: Collection[str] = ()
+    ) -> "Encoding":
         """Fit to the rows of X with positive weights (N,); raises BadData where no column is left as an input.
 
-        Means and scales count each row by its weight, so that a weight of 2 is a row twice.
+        `category` names columns to take as categories, `drop` columns to leave out. Means and scales count each row by
+        its weight, so that a weight of 2 is a row twice.
         """
         count = len(weights)
-        table = as_table(X, y=np.arange(count), task="regression")  # kinds of columns are settled beside a target
+        # Kinds of columns are settled beside a target, for which the numbers of the rows stand.
+        table = as_table(X, y=np.arange(count), task="regression", category=category, drop=drop)
         roles = table.roles
         assert roles is not None
         kept = np.flatnonzero(weights > 0)
@@ -54,7 +58,7 @@ class Encoding:
         ]
         if not inputs:
             raise BadData(" ".join(("No column of X is left as an input.", *notes)))
-        return cls(tuple(inputs), table.names[:-1], roles.decimal)
+        return cls(tuple(inputs), table.header[:-1], roles.decimal)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -91,6 +95,9 @@ def as_rows(X: Any) -> Any:
         for count, word in zip(X.shape, ("sample", "feature"), strict=True):
             if not count:
                 raise BadData(f"X has 0 {word}(s) (shape={tuple(X.shape)}) while a minimum of 1 is required.")
+        names = list(X.columns) if hasattr(X, "columns") else []
+        if twice := [name for index, name in enumerate(names) if name in names[:index]]:
+            raise BadData(f"X has two columns of the same name {shown(twice[0])}. Give every column its own.")
         return X
     if isinstance(X, Tensor):
         X = _array(X, "X")
@@ -99,7 +106,13 @@ def as_rows(X: Any) -> Any:
 
 def as_targets(y: Any) -> Any:
     """Return the targets of a regression, (N,) or (N, T) in float64; raises where they are no finite numbers."""
-    array = check_array(_array(y, "y"), dtype=np.float64, ensure_2d=False, input_name="y")
+    array = check_array(_array(y, "y"), dtype=None, ensure_2d=False, input_name="y", ensure_all_finite=False)
+    text = next((value for value in array.flat if isinstance(value, str)), None) if array.dtype.kind in "OU" else None
+    if text is not None:
+        raise BadData(
+            f"y must hold numbers. Got {shown(str(text))}. Convert it, or use BayesianClassifier for classes."
+        )
+    array = check_array(array, dtype=np.float64, ensure_2d=False, input_name="y")
     if array.ndim == 2 and not array.shape[1]:
         raise BadData(f"y must have a column for each target. Got shape {array.shape}.")
     return array
@@ -138,18 +151,20 @@ def as_weights(sample_weight: Any, count: int) -> Any:
     return weights
 
 
-def moments(values: Any, weights: Any) -> tuple[Sequence[float], Sequence[float]]:
-    """Return the weighted means and standard deviations of columns (N, T); the latter are 1 where a column is constant.
+def moments(values: Any, weights: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the weighted means and standard deviations of columns (N, T); raises BadData where one is constant.
 
-    >>> moments(np.array([[1.0, 5.0], [3.0, 5.0]]), np.ones(2))
-    ((2.0, 5.0), (1.0, 1.0))
+    >>> moments(np.array([[1.0, 5.0], [3.0, 9.0]]), np.ones(2))
+    ((2.0, 7.0), (1.0, 2.0))
     """
+    constant = np.flatnonzero((values == values[0]).all(0))
+    if len(constant) and len(values) > 1:
+        raise BadData(f"y has the value {values[0, constant[0]]:g} in every row. There is nothing to learn.")
     shares = (weights / weights.sum())[:, None]
     unit = np.maximum(np.abs(values).max(0), np.finfo(np.float64).tiny)  # squares of large numbers would overflow
     scaled = values / unit
     mean = (shares * scaled).sum(0)
-    scale = np.sqrt((shares * (scaled - mean) ** 2).sum(0))
-    scale = np.where((values == values[0]).all(0), 1.0, scale * unit)
+    scale = unit * np.sqrt((shares * (scaled - mean) ** 2).sum(0))
     return tuple((mean * unit).tolist()), tuple(np.where(scale > 0, scale, 1.0).tolist())
 
 

@@ -4,7 +4,7 @@ import copy
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
@@ -82,6 +82,10 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     prior: Prior | None = option(
         None, help="The prior of the weights.", usual="normal, with scales that the method chooses"
     )
+    category: Sequence[str] = option(
+        (), help="Columns whose numbers are names of categories; those of arrays are called x1, x2, ..."
+    )
+    drop: Sequence[str] = option((), help="Columns to leave out.")
     seconds: float = option(60.0, help="The budget of auto, from which its plan follows.", unit="S", check=positive)
     random_state: Any = option(
         None,
@@ -134,7 +138,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if int(kept.sum()) < 2:
             raise BadData(f"{type(self).__name__} needs at least 2 rows of positive weight. Got 1 sample.")
         notes: list[str] = []
-        self.encoding_ = Encoding.fit(rows, weights, notes)
+        self.encoding_ = Encoding.fit(rows, weights, notes, category=self.category, drop=self.drop)
         inputs = self.encoding_.transform(rows, [])
         index = torch.from_numpy(np.flatnonzero(kept))
         chosen = Rows(inputs[index], encoded[index], torch.from_numpy(weights[kept]))
@@ -142,8 +146,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             if self.method == AUTO:
                 parts = {"groups": groups, "times": times}
                 given = {name: None if value is None else np.asarray(value)[kept] for name, value in parts.items()}
-                self.posterior_ = self._by_auto(chosen, given)
-                notes.append(self.posterior_.sentence)
+                self.posterior_: Posterior | Stacked = self._by_auto(chosen, notes, given)
             else:
                 self.posterior_ = self._by_method(chosen, notes)
         self.notes_ = tuple(notes)
@@ -186,7 +189,8 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Read the estimator that `save` has written; `network` is its network, where that was one of your own."""
         parameters, fitted = folders.read(path, cls.__name__)
         estimator = cls(network=network, **parameters)
-        vars(estimator).update(fitted)
+        for name, value in fitted.items():
+            setattr(estimator, name, value)
         estimator.posterior_ = estimator._stored(path)
         return estimator
 
@@ -226,7 +230,8 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _check_settings(self, groups: Any, times: Any) -> None:
         name = type(self).__name__
         check(self, lambda field: f"{name}.{field}")
-        method, network, jobs = self.method, self.network, self.n_jobs
+        method: object = self.method
+        network, jobs = self.network, self.n_jobs
         if isinstance(method, str):
             if method not in (AUTO, *RECIPES):
                 raise ValueError(f"{name}: {unknown('method', method, (AUTO, *RECIPES))}")
@@ -244,6 +249,9 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             )
         if self.prior is not None and not isinstance(self.prior, Prior):
             raise TypeError(f"{name}.prior must be a Prior, such as Normal(1.0). Got {shown(self.prior)}.")
+        for field in ("category", "drop"):
+            if isinstance(getattr(self, field), str):
+                raise TypeError(f"{name}.{field} must be a list of columns. Got {shown(getattr(self, field))}.")
         if jobs is not None and (isinstance(jobs, bool) or jobs == 0 or int(jobs) != jobs):
             raise ValueError(f"{name}.n_jobs must be None, a positive whole number or -1. Got {shown(jobs)}.")
 
@@ -274,8 +282,8 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _seed(self) -> int:
         return as_key(self.random_state).seed
 
-    def _by_auto(self, rows: Rows, given: dict[str, Any]) -> Stacked:
-        return fit_automatic(
+    def _by_auto(self, rows: Rows, notes: list[str], given: dict[str, Any]) -> Stacked:
+        fitted = fit_automatic(
             rows.inputs,
             rows.targets,
             self._task(),
@@ -286,6 +294,8 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             **self._units(),
             **given,
         )
+        notes.append(fitted.sentence)
+        return fitted
 
     def _by_method(self, rows: Rows, notes: list[str]) -> Posterior:
         """Run the stages of the method; notes which network was chosen."""

@@ -60,7 +60,7 @@ def read(path: str | os.PathLike[str], name: str) -> tuple[dict[str, Any], dict[
 def network(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return the configuration of the `MLP` of a folder; None where it has another network, or none."""
     config = RunFolder(path).read("estimator").config["network"]
-    return None if config is None else dict(config)
+    return dict(config) if isinstance(config, dict) else None
 
 
 def _plain(value: Any) -> Any:

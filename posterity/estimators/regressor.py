@@ -98,37 +98,36 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
 
     def _settle(self, targets: Any, weights: Any) -> tuple[Tensor, Any]:
         self.flat_targets_ = targets.ndim == 1
-        columns = targets.reshape(len(targets), -1)
-        self.n_targets_ = columns.shape[1]
-        self.shift_, self.scale_ = (0.0,) * self.n_targets_, (1.0,) * self.n_targets_
+        columns, kept = targets.reshape(len(targets), -1), weights > 0
+        count = columns.shape[1]
+        mean, scale = (0.0,) * count, (1.0,) * count
         if isinstance(self.likelihood, str) and self.likelihood != "poisson":
-            kept = weights > 0
-            self.shift_, self.scale_ = moments(columns[kept], weights[kept])
-        values = (columns - np.array(self.shift_)) / np.array(self.scale_)
-        return torch.from_numpy(np.ascontiguousarray(values)), weights
+            mean, scale = moments(columns[kept], weights[kept])
+        self.target_mean_, self.target_scale_ = mean, scale
+        return torch.from_numpy((columns - np.array(mean)) / np.array(scale)), weights
 
     def _likelihood(self) -> Likelihood:
         if isinstance(self.likelihood, Likelihood):
             return self.likelihood
-        scale = 1.0 if self.n_targets_ == 1 else (1.0,) * self.n_targets_
+        count = len(self.target_mean_)
         if self.likelihood == "gaussian":
-            return Gaussian() if self.n_targets_ == 1 else Gaussian(scale, learn=True)
+            return Gaussian() if count == 1 else Gaussian((1.0,) * count, learn=True)
         if self.likelihood == "student-t":
-            return StudentT(degrees=DEGREES, scale=scale, learn=True)
+            return StudentT(degrees=DEGREES, scale=(1.0,) * count, learn=True)
         return Poisson() if self.likelihood == "poisson" else Heteroscedastic()
 
     def _outputs(self) -> int:
         twice = self.likelihood == "heteroscedastic" or isinstance(self.likelihood, Heteroscedastic)
-        return self.n_targets_ * (2 if twice else 1)
+        return len(self.target_mean_) * (2 if twice else 1)
 
     def _units(self) -> dict[str, Any]:
-        return {"mean": self.shift_, "scale": self.scale_}
+        return {"mean": self.target_mean_, "scale": self.target_scale_}
 
     def _in_units(self, pred: Predictive) -> Predictive:
-        if not any(self.shift_) and set(self.scale_) == {1.0}:
+        if not any(self.target_mean_) and set(self.target_scale_) == {1.0}:
             return pred
-        shift, scale = (torch.tensor(value, dtype=torch.float64) for value in (self.shift_, self.scale_))
-        return AffinePredictive(pred, shift, scale)
+        mean, scale = (torch.tensor(value, dtype=torch.float64) for value in (self.target_mean_, self.target_scale_))
+        return AffinePredictive(pred, mean, scale)
 
     def _flat(self, values: Tensor) -> Tensor:
         return values.flatten(1)[:, 0] if self.flat_targets_ else values

@@ -39,9 +39,9 @@ class AffinePredictive(Predictive):
         if base.classifies:
             raise TypeError(f"AffinePredictive.base must be a predictive of numbers. Got {shown(base)}.")
         positive("AffinePredictive.scale", scale)
-        like = {"dtype": torch.float64, "device": base.mean.device}
-        self.base, self.shift, self.scale = base, torch.as_tensor(shift, **like), torch.as_tensor(scale, **like)
-        event = base.mean.shape[1:]
+        device, event = base.mean.device, base.mean.shape[1:]
+        self.base = base
+        self.shift, self.scale = (torch.as_tensor(v, dtype=torch.float64, device=device) for v in (shift, scale))
         for name, value in (("shift", self.shift), ("scale", self.scale)):
             if value.shape not in ((), event):
                 raise ValueError(
