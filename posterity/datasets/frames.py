@@ -84,7 +84,8 @@ def _typed(array: Any, path: Path, name: str) -> Any:
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        words = array.dictionary  # of polars its strings are views, which Arrow cannot take from
+        array = (words.cast(pa.string()) if "string" in str(words.type) else words).take(array.indices)
     kind = array.type
     if pa.types.is_null(kind) or "string" in str(kind):
         return array.cast(pa.string())

@@ -143,7 +143,7 @@ def test_questions_before_and_after_a_fit():
     with pytest.raises(ValueError, match="is not fitted yet"):
         mixture.sample()
     mixture.fit(ROWS)
-    with pytest.raises(BadData, match=r"X must have 2 columns, as in fit. Got 3."):
+    with pytest.raises(BadData, match=r"X has 3 features, but GaussianMixture is expecting 2 features as input"):
         mixture.predict(np.zeros((4, 3)))
     with pytest.raises(BadData, match=r"X must have 2 columns, as in fit. Got 1."):
         mixture.predict(np.zeros(4))
