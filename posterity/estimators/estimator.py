@@ -150,6 +150,8 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             else:
                 self.posterior_ = self._by_method(chosen, notes)
         self.notes_ = tuple(notes)
+        for note in notes:
+            logger.info("%s: %s", type(self).__name__, note)
         return self
 
     def predict_distribution(self, X: Any) -> Predictive:
@@ -160,9 +162,10 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         inputs = self.encoding_.transform(rows, notes)
         for note in notes:
             logger.warning("%s: %s", type(self).__name__, note)
-        joint = getattr(self.posterior_, "joint", None)
-        if isinstance(joint, Joint):
-            inputs = inputs.to(joint.device, joint.dtype)
+        if isinstance(self.posterior_, Stacked):
+            inputs = inputs.to(self._device())
+        else:
+            inputs = inputs.to(self.posterior_.joint.device, self.posterior_.joint.dtype)
         with threads(len(inputs) * inputs.shape[1] * HIDDEN[0], self._threads()):
             return self._in_units(self.posterior_.predict(inputs))
 

@@ -229,3 +229,9 @@ def test_mixtures_and_other_columns_than_in_fit(mixture: Any) -> None:
         mixture.predict(named[["c", "b", "a"]])
     with pytest.raises(ValueError, match=r"X has 2 features, but .* is expecting 3 features"):
         mixture.predict(X[:, :2])
+
+
+@mixtures
+def test_mixtures_take_columns_of_one_name(mixture: Any) -> None:
+    twice = pd.DataFrame(X, columns=["a", "a", "b"])
+    np.testing.assert_array_equal(mixture.fit(twice).predict(twice), mixture.fit(X).predict(X))

@@ -1,5 +1,7 @@
 """What estimators predict: against closed forms, in the units of the target, from every kind of table."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -12,6 +14,7 @@ import posterity as po
 from posterity.estimators import BayesianClassifier, BayesianRegressor
 from posterity.likelihoods import Gaussian, StudentT
 from posterity.methods import MAP, Laplace
+from posterity.options import table as options_table
 from posterity.priors import Normal
 from posterity.recipes import choice
 
@@ -247,3 +250,10 @@ def test_the_default_network_is_float32_and_a_network_of_ones_own_decides():
     assert regressor("map").fit(X, Y).posterior_.joint.dtype == torch.float64
     assert regressor("conjugate", network=None).fit(X, Y).posterior_.joint.dtype == torch.float32
     assert Linear()(2, 1).weight.dtype == torch.float64
+
+
+def test_the_page_has_the_parameters_as_they_are():
+    page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
+    for make in (BayesianRegressor, BayesianClassifier):
+        for row in options_table(make, str).splitlines()[2:]:
+            assert row.partition("` |")[2] in page
