@@ -3,7 +3,7 @@
 import copy
 import logging
 import os
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
@@ -24,7 +24,8 @@ from posterity.mixtures.checks import as_key
 from posterity.mixtures.estimator import given_as
 from posterity.model import Joint, Tempering
 from posterity.networks import MLP
-from posterity.options import check, option
+from posterity.numerics.random import Key
+from posterity.options import check, describe, option
 from posterity.posteriors import Posterior
 from posterity.posteriors.load import load
 from posterity.predictive import Predictive
@@ -67,7 +68,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
     """What `BayesianRegressor` and `BayesianClassifier` share."""
 
     method: str | Method = option(
@@ -132,6 +133,9 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         folds then hold whole groups, or come in time order.
         """
         self._check_settings(groups, times)
+        for name in self._fitted():  # a fit that fails leaves nothing of the last one
+            delattr(self, name)
+        self.seed_ = as_key(self.random_state).seed
         rows, targets = self._read(X, y, reset=True)
         encoded, weights = self._settle(targets, as_weights(sample_weight, len(targets)))
         kept = weights > 0
@@ -180,18 +184,25 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         A network of your own is not stored, only its weights: pass it again to `load`.
         """
         check_is_fitted(self)
-        parameters = {**self.get_params(deep=False), "random_state": self._seed}
-        del parameters["network"]
-        fitted = {name: value for name, value in vars(self).items() if name.endswith("_") and name != "posterior_"}
+        parameters = {**self.get_params(deep=False), "random_state": self.seed_}
+        del parameters["network"], parameters["device"]
+        fitted = {name: getattr(self, name) for name in self._fitted() if name != "posterior_"}
         folders.save(path, type(self).__name__, parameters, fitted, self.posterior_)
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], network: nn.Module | Callable[[int, int], nn.Module] | None = None
+        cls,
+        path: str | os.PathLike[str],
+        network: nn.Module | Callable[[int, int], nn.Module] | None = None,
+        device: str = "auto",
     ) -> Self:
         """Read the estimator that `save` has written; `network` is its network, where that was one of your own."""
         parameters, fitted = folders.read(path, cls.__name__)
-        estimator = cls(network=network, **parameters)
+        known = [name for name in describe(cls) if name not in ("network", "device")]
+        for name in parameters:
+            if name not in known:
+                raise BadFolder(f"{os.fspath(path)!r}: {unknown('parameter', name, known)} Upgrade posterity.")
+        estimator = cls(network=network, device=device, **parameters)
         for name, value in fitted.items():
             setattr(estimator, name, value)
         estimator.posterior_ = estimator._stored(path)
@@ -202,7 +213,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if (config := folders.network(path)) is None and self.method == AUTO:
             return Stacked.load(path, device)
         if self.network is not None:
-            module = _made(self.network, len(self.encoding_.features), self._outputs(), self._seed, device)
+            module = _made(self.network, len(self.encoding_.features), self._outputs(), self.seed_, device)
         elif config is not None:
             module = MLP(**config).to(device)
         else:
@@ -211,7 +222,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def _draws(self, X: Any, n: int) -> Tensor:
         positive_whole("sample: n", n)
-        return self.predict_distribution(X).sample(n, as_key(self.random_state).fold("sample"))
+        return self.predict_distribution(X).sample(n, Key(self.seed_).fold("sample"))
 
     def _given(self, values: Tensor, X: Any) -> Any:
         """Values as arrays in float64, or as tensors where X is a tensor."""
@@ -281,9 +292,9 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             raise ValueError(f"{type(self).__name__}: torch sees no CUDA device. Use device='cpu' or 'auto'.")
         return torch.device("cuda" if wanted == "cuda" else "cpu")
 
-    @property
-    def _seed(self) -> int:
-        return as_key(self.random_state).seed
+    def _fitted(self) -> list[str]:
+        """The names of the attributes that a fit has set."""
+        return [name for name in vars(self) if name.endswith("_") and not name.startswith("_")]
 
     def _by_auto(self, rows: Rows, notes: list[str], given: dict[str, Any]) -> Stacked:
         fitted = fit_automatic(
@@ -292,7 +303,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             self._task(),
             weights=rows.weights,
             seconds=self.seconds,
-            seed=self._seed,
+            seed=self.seed_,
             device=self._device(),
             **self._units(),
             **given,
@@ -302,7 +313,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def _by_method(self, rows: Rows, notes: list[str]) -> Posterior:
         """Run the stages of the method; notes which network was chosen."""
-        method, seed = self.method, self._seed
+        method, seed = self.method, self.seed_
         recipe = next(
             (row for row in RECIPES.values() if method == row.word or type(method).__name__ == row.label), None
         )

@@ -185,6 +185,10 @@ def test_the_same_random_state_gives_the_same_bits_and_another_fit_forgets():
         other.fit(frame()[0], frame()[1]).set_params(random_state=1).fit(X, Y).predict(X), first.predict(X)
     )
     assert not hasattr(other, "feature_names_in_")
+    with pytest.raises(ValueError, match="NaN"):
+        other.fit(X, np.full(ROWS, np.nan))
+    with pytest.raises(ValueError, match="not fitted yet"):  # nothing is left of two fits
+        other.predict(X)
     np.testing.assert_array_equal(fit(np.random.RandomState(5)).predict(X), fit(np.random.RandomState(5)).predict(X))
 
 

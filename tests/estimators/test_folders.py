@@ -52,7 +52,12 @@ def test_folders_that_hold_something_else(tmp_path):
     model = regressor("conjugate", network=None).fit(X, Y)
     model.save(tmp_path / "run")
     part = RunFolder(tmp_path / "run").read("estimator")
-    for change in ({"fitted": {"dict": []}}, {"estimator": 3}, {"parameters": [1]}):
+    for change in (
+        {"fitted": {"dict": []}},
+        {"estimator": 3},
+        {"parameters": [1]},
+        {"parameters": {"dict": [["methd", "map"]]}},
+    ):
         RunFolder(tmp_path / "run").commit({"estimator": Part({**part.config, **change}, part.tensors)})
         with pytest.raises(BadFolder):
             BayesianRegressor.load(tmp_path / "run")
