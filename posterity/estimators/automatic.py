@@ -1,5 +1,6 @@
 """The default for tables: candidates scored by cross-validation, stacked, and refitted to all rows."""
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from posterity.estimators.candidates import (
     restored,
     warp_of,
 )
-from posterity.estimators.densities import Calibration, Density, Normals, Pool, Scale, Shape
+from posterity.estimators.densities import Calibration, Density, Pool, Scale, Shape
 from posterity.estimators.gaussian_process import Moments
 from posterity.evidence.stacking import stacked
 from posterity.inference.folds import Fold
@@ -61,13 +62,13 @@ class Stacked:
     - `weights`: w_k by name; `scores`: the held-out log density of each, its standard error and seconds.
     - `sentence`: what was chosen and why.
 
-    **Limit**: as good as its candidates. Scores are of fits to the other folds, and so slightly low. Weights, scales and
-    shapes are chosen by the rows that score them: few numbers, but more than none.
+    **Limit**: as good as its candidates. Scores are of fits to the other folds, and so slightly low. Weights, scales
+    and shapes are chosen by the rows that score them: few numbers, but more than none.
 
     **Cost**: predictions of all candidates of positive weight. Gaussian processes keep the training rows, also on disk.
 
-    **References**: Yao, Vehtari, Simpson and Gelman (2018), Using stacking to average Bayesian predictive distributions;
-    Kersting et al. (2007), Most likely heteroscedastic Gaussian process regression, for the scale.
+    **References**: Yao, Vehtari, Simpson and Gelman (2018), Using stacking to average Bayesian predictive
+    distributions; Kersting et al. (2007), Most likely heteroscedastic Gaussian process regression, for the scale.
     """
 
     columns: int
@@ -103,13 +104,13 @@ class Stacked:
         return NormalsPredictive(means, scales, weights, epistemic)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all of it into the run folder `path`, atomically; `Stacked.load` reads it back."""
+        """Write all but the seconds into the run folder `path`, atomically; `Stacked.load` reads it back."""
         tensors: dict[str, Tensor] = {}
         own = {name: getattr(self, name) for name in _STORED}
         names = {name: f"fit-{index}" for index, name in enumerate(self.fits)}
         config = {
             **{name: encode(value, tensors, name) for name, value in own.items()},
-            "scores": [[*score] for score in self.scores],
+            "scores": [[*score[:3]] for score in self.scores],  # equal fits give equal bytes: no seconds
             "fits": dict(names),
         }
         parts = {names[name]: fit.part() for name, fit in self.fits.items()}
@@ -129,7 +130,7 @@ class Stacked:
                         str(name): restored(folder.read(str(k)), own["columns"], own["outputs"], where, str(k), place)
                         for name, k in names.items()
                     }
-                    return cls(fits=fits, scores=tuple(Score(*score) for score in scores), **own)  # type: ignore[misc]
+                    return cls(fits=fits, scores=tuple(Score(*each, math.nan) for each in scores), **own)
         raise BadFolder(f"Run folder {where}: part 'stacked' lacks its fits or scores. Save it again.")
 
 
@@ -258,7 +259,7 @@ def _trials(
     trials = Trials(torch.cat(tests), folds, {}, {}, {}, [])
     for candidate in candidates:
         begin = time.perf_counter()
-        if begin > end:
+        if begin > end and trials.outputs:
             trials.words.append(f"the clock left no time for the {candidate.name}")
             continue
         try:
@@ -294,7 +295,7 @@ def _regression(rows: Rows, trials: Trials) -> Stacked:
     densities = [Density(name, name, Scale()) for name in moments]
     densities += [
         Density(f"{Pool.name} with {label}", Pool.name, scale)
-        for label, scale in Scale.around(pooled, inputs, targets, weights)
+        for label, scale in Scale.around(pooled, inputs, targets, weights, len(pool.weights) > 1)
     ]
     moments[Pool.name] = pooled
     scored = [density.scored(moments[density.source], inputs, targets, weights, trials.fold) for density in densities]

@@ -34,6 +34,8 @@ from posterity.storage import Part, decode, encode
 DRAWS = 32  # of the logits of a posterior that is not a set of points
 SKEWED, HEAVY = 0.75, 10.0  # skewness and kurtosis from which a target is warped
 NETWORKS = 20.0  # seconds for the training of networks, of 60
+STEP, SPEED = 1e-3, 2e10  # seconds of a step apart from its products, and operations per second of these
+MOST = 50_000  # rows that a Gaussian process keeps
 NODES = 12  # of the quadrature over a warped target
 
 
@@ -79,6 +81,7 @@ class Plan:
     evidence_rows: int
     evaluations: int
     hidden: tuple[int, ...]
+    members: int
     steps: int
     batch_size: int
     processes: int
@@ -196,6 +199,10 @@ def restored(part: Part, columns: int, outputs: int, where: str, name: str, devi
     raise BadFolder(f"Run folder {where}: part {name!r} holds no fit of a candidate. Save it again.")
 
 
+Fits = tuple[list[Fitted], Callable[[], Fitted]]
+"""A candidate fitted to the training rows of each fold, and a function that makes the final fit."""
+
+
 @dataclass(frozen=True)
 class Candidate(ABC):
     """A way to fit rows, its name in the sentence."""
@@ -203,8 +210,8 @@ class Candidate(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> tuple[list[Fitted], Callable[[], Fitted]]:
-        """Fit the training rows of each fold; return also how to make the final fit."""
+    def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
+        """Fit the training rows of each fold."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +220,7 @@ class Linear(Candidate):
 
     name = "linear model"
 
-    def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> tuple[list[Fitted], Callable[[], Fitted]]:
+    def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
         joint = scaled(rows, (), key)
         fits: list[Fitted] = [self._fit(rows.on(fold.train), joint) for fold in folds]
         return fits, lambda: self._fit(rows, joint)
@@ -228,13 +235,15 @@ class Linear(Candidate):
 
 @dataclass(frozen=True)
 class Networks(Candidate):
-    """An ensemble of networks, one for each fold; its members predict the rows that they have not seen for the score."""
+    """An ensemble of networks: those of all folds, each scored by the rows that it has not seen."""
 
     name = "networks"
 
-    def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> tuple[list[Fitted], Callable[[], Fitted]]:
+    def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
         joint = scaled(rows, plan.hidden, key)
-        method = Ensemble(MAP(plan.steps, min(plan.batch_size, len(rows.inputs) // 2), Adam(0.01), Cosine()), 1)
+        method = Ensemble(
+            MAP(plan.steps, min(plan.batch_size, len(rows.inputs) // 2), Adam(0.01), Cosine()), plan.members
+        )
         posteriors = []
         for number, fold in enumerate(folds):
             part = rows.on(fold.train)
@@ -249,7 +258,7 @@ class Networks(Candidate):
 
 @dataclass(frozen=True)
 class Processes(Candidate):
-    """A Gaussian process, smooth or rough, whose targets may be warped."""
+    """A Gaussian process, smooth or rough, of at most 50,000 rows, whose targets may be warped."""
 
     rough: bool
     warp: Warp | None = None
@@ -259,12 +268,16 @@ class Processes(Candidate):
         kind = "rough" if self.rough else "smooth"
         return f"{kind} Gaussian process" if self.warp is None else f"{kind} Gaussian process of a warped target"
 
-    def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> tuple[list[Fitted], Callable[[], Fitted]]:
+    def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
         targets = rows.real_targets.double()
         targets = targets if self.warp is None else self.warp.of(targets)
         process = GaussianProcess.of(self.rough, rows.inputs, targets, rows.weights)
         process = process.settled(plan.evidence_rows, plan.evaluations, key)
-        return [Process(process.on(fold.train), self.warp) for fold in folds], lambda: Process(process, self.warp)
+        order = key.fold("kept").permutation(len(targets), "cpu").to(targets.device)
+        kept = torch.zeros_like(rows.weights, dtype=torch.bool)
+        kept[order[:MOST]] = True
+        fits: list[Fitted] = [Process(process.on(fold.train[kept[fold.train]]), self.warp) for fold in folds]
+        return fits, lambda: Process(process.on(kept), self.warp)
 
 
 def network(inputs: int, hidden: Sequence[int], outputs: int, key: Key | None = None) -> nn.Module:
@@ -315,20 +328,21 @@ def _shape(values: Tensor) -> tuple[float, float]:
 
 def planned(rows: int, columns: int, outputs: int, seconds: float) -> Plan:
     """The plan that a budget buys, from rows, columns, outputs and seconds alone."""
-    folds = 10 if rows < 2000 else 5
     share = max(0.05, min(4.0, seconds / 60.0))
-    hidden = (64, 64)
-    weights = (columns + 1) * 64 + 65 * 64 + 65 * outputs
-    batch = 256
-    step = 3e-4 + 5e-11 * 6 * batch * weights  # seconds
-    steps = int(min(4000 if rows > 20_000 else 2000, NETWORKS * share / (folds * step)))
+    folds, members, hidden, batch = 10 if rows < 1000 else 5, 2, (64, 64), 256
+    weights = (columns + 1) * hidden[0] + (hidden[0] + 1) * hidden[1] + (hidden[1] + 1) * outputs
+    step = STEP + 6.0 * members * batch * weights / SPEED
+    enough = 1000 if rows < 2000 else 2000 if rows < 20_000 else 4000
+    steps = int(min(enough * max(1.0, share), NETWORKS * share / (folds * step)))
+    effort = max(0.3, min(1.5, share**0.5))
     return Plan(
         folds=min(folds, max(2, rows)),
         scored=int(3000 * max(0.2, min(1.0, share))),
-        evidence_rows=int(500 * min(1.5, max(0.3, share**0.5))),
-        evaluations=int(60 * min(1.5, max(0.3, share**0.5))),
+        evidence_rows=int(500 * effort),
+        evaluations=int(60 * effort),
         hidden=hidden,
-        steps=0 if steps < 300 or rows < 50 else steps,
+        members=members,
+        steps=steps if steps >= 300 and rows >= 50 else 0,
         batch_size=batch,
         processes=3 if share >= 0.2 else 1,
     )

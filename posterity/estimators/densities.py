@@ -55,12 +55,13 @@ class Pool:
 
     def moments(self, moments: Mapping[str, Moments]) -> Moments:
         """Moments of the mixture of the candidates."""
-        mean = sum(w * moments[name].mean for name, w in self.weights.items())
-        spread = [(w, moments[name], (moments[name].mean - mean).square()) for name, w in self.weights.items()]
-        variance = sum(w * (each.variance + away) for w, each, away in spread)
-        epistemic = sum(w * (each.epistemic + away) for w, each, away in spread)
-        assert isinstance(mean, Tensor) and isinstance(variance, Tensor) and isinstance(epistemic, Tensor)
-        return Moments(mean, variance, epistemic)
+        means, variances, epistemics = (
+            torch.stack(column) for column in zip(*(moments[name] for name in self.weights), strict=True)
+        )  # (K, N, T)
+        weights = torch.tensor([*self.weights.values()]).to(means).view(-1, 1, 1)
+        mean = (weights * means).sum(0)
+        away = (means - mean).square()
+        return Moments(mean, (weights * (variances + away)).sum(0), (weights * (epistemics + away)).sum(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,14 +76,15 @@ class Scale:
 
     @classmethod
     def around(
-        cls, moments: Moments, inputs: Tensor, targets: Tensor, weights: Tensor
+        cls, moments: Moments, inputs: Tensor, targets: Tensor, weights: Tensor, several: bool
     ) -> Iterator[tuple[str, "Scale"]]:
-        """The three scales for these held-out rows, and their names."""
+        """Scales for these held-out rows, and their names; the own one where the mean is of several candidates."""
         residuals = targets - moments.mean
         shares = weights / weights.sum()
         constant = (shares @ residuals.square()).sqrt().clamp_min(1e-6)
         yield "a constant scale", cls(constant)
-        yield "their own scale", cls()
+        if several:
+            yield "their own scale", cls()
         squares = residuals.square() / moments.variance
         floor = squares.median() * 1e-2 + 1e-12
         process = GaussianProcess.of(False, features(moments, inputs), (squares + floor).log(), weights)

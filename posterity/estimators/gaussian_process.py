@@ -61,9 +61,7 @@ class GaussianProcess:
 
     def on(self, rows: Tensor) -> "GaussianProcess":
         """The same process conditioned on some of the rows."""
-        return replace(
-            self, inputs=self.inputs[rows], targets=self.targets[rows], weights=self.weights[rows]
-        )
+        return replace(self, inputs=self.inputs[rows], targets=self.targets[rows], weights=self.weights[rows])
 
     def settled(self, most: int, evaluations: int, key: Key) -> "GaussianProcess":
         """Choose the hyper-parameters by the evidence of at most `most` rows."""
