@@ -30,8 +30,7 @@ from posterity.evidence.stacking import stacked
 from posterity.inference.folds import Fold
 from posterity.inference.folds import folds as folds_of
 from posterity.numerics.random import Key
-from posterity.predictive import Predictive, mixed
-from posterity.predictive.normals import NormalsPredictive
+from posterity.predictive import NormalsPredictive, Predictive, mixed
 from posterity.storage import Part, RunFolder, decode, encode
 from posterity.storage.schema import reading
 
