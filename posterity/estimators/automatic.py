@@ -13,6 +13,7 @@ from torch import Tensor
 
 from posterity.errors import BadData, BadFolder, PosterityError, positive
 from posterity.estimators.candidates import (
+    EVIDENCE,
     Candidate,
     Fitted,
     Linear,
@@ -25,7 +26,7 @@ from posterity.estimators.candidates import (
     warp_of,
 )
 from posterity.estimators.densities import Calibration, Density, Pool, Scale, Shape
-from posterity.estimators.gaussian_process import Moments
+from posterity.estimators.gaussian_process import Moments, some
 from posterity.evidence.stacking import stacked
 from posterity.inference.folds import Fold
 from posterity.inference.folds import folds as folds_of
@@ -250,9 +251,13 @@ def _trials(
 ) -> Trials:
     """Fit all candidates to all folds, and predict the scored rows of each."""
     device, tests = rows.inputs.device, list[Tensor]()
+    used = torch.zeros(len(rows.inputs), dtype=torch.bool)
+    if not plan.settled_by_fold:
+        used[some(len(used), plan.evidence_rows, key.fold(EVIDENCE))] = True
     for number, part in enumerate(parts):
-        order = key.fold("scored").fold(number).permutation(len(part.test), "cpu")
-        tests.append(part.test[order[: max(1, plan.scored // len(parts))].sort().values].to(device))
+        free = part.test[~used[part.test]]
+        chosen = some(len(free), max(1, plan.scored // len(parts)), key.fold("scored").fold(number))
+        tests.append(free[chosen.sort().values].to(device))
     moved = [Fold(part.train.to(device), part.test) for part in parts]
     folds = torch.cat([torch.full_like(test, number) for number, test in enumerate(tests)])
     trials = Trials(torch.cat(tests), folds, {}, {}, {}, [])
@@ -262,7 +267,7 @@ def _trials(
             trials.words.append(f"the clock left no time for the {candidate.name}")
             continue
         try:
-            fits, final = candidate.fits(rows, moved, plan, key.fold(candidate.name))
+            fits, final = candidate.fits(rows, moved, plan, key)
             trials.outputs[candidate.name] = _predicted(rows, fits, tests)
         except (PosterityError, RuntimeError, ValueError) as error:
             trials.words.append(f"the {candidate.name} failed ({' '.join(str(error).split())})")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from posterity.errors import BadFolder
-from posterity.estimators.gaussian_process import GaussianProcess, Moments
+from posterity.estimators.gaussian_process import GaussianProcess, Moments, some
 from posterity.inference import infer
 from posterity.inference.folds import Fold
 from posterity.likelihoods import Categorical, Gaussian
@@ -35,6 +35,8 @@ DRAWS = 32  # of the logits of a posterior that is not a set of points
 SKEWED, HEAVY = 0.75, 10.0  # skewness and kurtosis from which a target is warped
 NETWORKS = 20.0  # seconds for the training of networks, of 60
 STEP, SPEED = 1e-3, 2e10  # seconds of a step apart from its products, and operations per second of these
+EVIDENCE = "evidence"  # label of the key that draws the rows by which hyper-parameters are chosen
+FEW = 2000  # rows below which each fold chooses its own hyper-parameters; else rows that chose them are not scored
 MOST = 50_000  # rows that a Gaussian process keeps
 NODES = 12  # of the quadrature over a warped target
 
@@ -73,13 +75,14 @@ class Rows:
 class Plan:
     """What a budget buys: folds and scored rows, the rows and evaluations of an evidence, and the networks' training.
 
-    `steps` is 0 where networks are left out.
+    Up to 2,000 rows each fold settles the hyper-parameters by its own rows. `steps` is 0 where networks are left out.
     """
 
     folds: int
     scored: int
     evidence_rows: int
     evaluations: int
+    settled_by_fold: bool
     hidden: tuple[int, ...]
     members: int
     steps: int
@@ -272,12 +275,16 @@ class Processes(Candidate):
         targets = rows.real_targets.double()
         targets = targets if self.warp is None else self.warp.of(targets)
         process = GaussianProcess.of(self.rough, rows.inputs, targets, rows.weights)
-        process = process.settled(plan.evidence_rows, plan.evaluations, key)
-        order = key.fold("kept").permutation(len(targets), "cpu").to(targets.device)
+        settled = process.settled(plan.evidence_rows, plan.evaluations, key.fold(EVIDENCE))
         kept = torch.zeros_like(rows.weights, dtype=torch.bool)
-        kept[order[:MOST]] = True
-        fits: list[Fitted] = [Process(process.on(fold.train[kept[fold.train]]), self.warp) for fold in folds]
-        return fits, lambda: Process(process.on(kept), self.warp)
+        kept[some(len(targets), MOST, key.fold("kept")).to(kept.device)] = True
+        fits = list[Fitted]()
+        for fold in folds:
+            own = settled.on(fold.train[kept[fold.train]])
+            if plan.settled_by_fold:
+                own = process.on(fold.train).settled(plan.evidence_rows, plan.evaluations, key.fold(EVIDENCE))
+            fits.append(Process(own, self.warp))
+        return fits, lambda: Process(settled.on(kept), self.warp)
 
 
 def network(inputs: int, hidden: Sequence[int], outputs: int, key: Key | None = None) -> nn.Module:
@@ -329,7 +336,7 @@ def _shape(values: Tensor) -> tuple[float, float]:
 def planned(rows: int, columns: int, outputs: int, seconds: float) -> Plan:
     """The plan that a budget buys, from rows, columns, outputs and seconds alone."""
     share = max(0.05, min(4.0, seconds / 60.0))
-    folds, members, hidden, batch = 10 if rows < 1000 else 5, 2, (64, 64), 256
+    folds, members, hidden, batch = 10 if rows < 600 else 5, 2, (64, 64), 256
     weights = (columns + 1) * hidden[0] + (hidden[0] + 1) * hidden[1] + (hidden[1] + 1) * outputs
     step = STEP + 6.0 * members * batch * weights / SPEED
     enough = 1000 if rows < 2000 else 2000 if rows < 20_000 else 4000
@@ -338,8 +345,9 @@ def planned(rows: int, columns: int, outputs: int, seconds: float) -> Plan:
     return Plan(
         folds=min(folds, max(2, rows)),
         scored=int(3000 * max(0.2, min(1.0, share))),
-        evidence_rows=int(500 * effort),
-        evaluations=int(60 * effort),
+        evidence_rows=int(400 * effort) if rows < FEW else int(600 * effort),
+        evaluations=int(40 * effort),
+        settled_by_fold=rows < FEW,
         hidden=hidden,
         members=members,
         steps=steps if steps >= 300 and rows >= 50 else 0,

@@ -10,7 +10,8 @@ from torch import Tensor
 from posterity.numerics.random import Key
 
 JITTER = 1e-6  # added to the noise variance, in squared units of the standardised target
-WIDTH = 1.5  # standard deviation of the prior of a log length scale, around log sqrt(columns)
+WIDTH = 0.7  # standard deviation of log length scales around their mean, in their prior
+LEVEL = 1.5  # and of this mean around log sqrt(columns)
 NOISE = (-2.0, 3.0)  # mean and standard deviation of the prior of the log noise scale
 FURTHEST = 5.0  # that the log of a hyper-parameter moves from its start
 CELLS = 1 << 22  # entries of a block of kernel values
@@ -22,6 +23,11 @@ class Moments(NamedTuple):
     mean: Tensor
     variance: Tensor
     epistemic: Tensor
+
+
+def some(count: int, most: int, key: Key) -> Tensor:
+    """At most `most` of the row numbers below `count`, drawn by the key, on the CPU."""
+    return key.permutation(count, "cpu")[:most]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +71,7 @@ class GaussianProcess:
 
     def settled(self, most: int, evaluations: int, key: Key) -> "GaussianProcess":
         """Choose the hyper-parameters by the evidence of at most `most` rows."""
-        rows = key.permutation(len(self.inputs), "cpu")[:most].to(self.inputs.device)
+        rows = some(len(self.inputs), most, key).to(self.inputs.device)
         sample, columns = self.on(rows), self.inputs.shape[1]
         moved = torch.zeros_like(self.values).requires_grad_()
         search = torch.optim.LBFGS(
@@ -79,8 +85,9 @@ class GaussianProcess:
             now = replace(sample, values=values)
             factor, solved = now._solved(sample.inputs, sample.targets, sample.weights)
             evidence = -0.5 * (sample.targets * solved).sum() - factor.diagonal().log().sum() * self.targets.shape[1]
-            away = (values[:columns] - self.values[:columns]) / WIDTH
-            prior = -0.5 * away.square().sum() - 0.5 * ((values[columns + 2] - NOISE[0]) / NOISE[1]).square()
+            away, level = values[:columns] - values[:columns].mean(), values[:columns].mean() - self.values[0]
+            prior = -0.5 * ((away / WIDTH).square().sum() + (level / LEVEL).square())
+            prior = prior - 0.5 * ((values[columns + 2] - NOISE[0]) / NOISE[1]).square()
             negative = -(evidence + prior)
             negative.backward()
             return negative
