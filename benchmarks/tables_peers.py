@@ -53,7 +53,7 @@ class Table(NamedTuple):
 
 def table(name: str, split: int) -> Table:
     """A split of a table."""
-    classes = 0
+    classes, rows = 0, list[Any]()
     if name in UCI_REGRESSION:
         data = uci_regression(name, split)
         rows = [part.numpy() for part in (data.train.inputs, data.train.targets, data.test.inputs, data.test.targets)]
@@ -180,7 +180,7 @@ def process(table: Table, seed: int) -> Forecast | None:
         kernel = ConstantKernel() * RBF(math.sqrt(table.inputs.shape[1]))
         made = GaussianProcessClassifier(kernel, random_state=seed).fit(table.inputs, table.targets)
         return of_classes(table, made.predict_proba(table.test_inputs))
-    scales = np.full(table.inputs.shape[1], math.sqrt(table.inputs.shape[1]))
+    scales: Any = np.full(table.inputs.shape[1], math.sqrt(table.inputs.shape[1]))
     kernel = ConstantKernel() * RBF(scales) + WhiteKernel(0.1)
     made = GaussianProcessRegressor(kernel, normalize_y=True, random_state=seed).fit(table.inputs, table.targets)
     return normal(table, *made.predict(table.test_inputs, return_std=True))

@@ -130,7 +130,8 @@ class Stacked:
                         str(name): restored(folder.read(str(k)), own["columns"], own["outputs"], where, str(k), place)
                         for name, k in names.items()
                     }
-                    return cls(fits=fits, scores=tuple(Score(*each, math.nan) for each in scores), **own)
+                    kept = [Score(*each, math.nan) for each in scores if isinstance(each, list)]  # type: ignore[arg-type]
+                    return cls(fits=fits, scores=tuple(kept), **own)
         raise BadFolder(f"Run folder {where}: part 'stacked' lacks its fits or scores. Save it again.")
 
 
@@ -190,7 +191,7 @@ class Trials(NamedTuple):
     `outputs` are `Moments` of (n, T), or draws of logits (S, n, C); `finals` make the fits to all rows.
     """
 
-    index: Tensor
+    scored: Tensor
     fold: Tensor
     outputs: dict[str, Any]
     finals: dict[str, Any]
@@ -291,8 +292,8 @@ def _predicted(rows: Rows, fits: Sequence[Fitted], tests: Sequence[Tensor]) -> A
 
 
 def _regression(rows: Rows, trials: Trials) -> Stacked:
-    inputs, targets = rows.inputs[trials.index], rows.targets[trials.index].double()
-    weights, width = rows.weights[trials.index].double(), targets.shape[1]
+    inputs, targets = rows.inputs[trials.scored], rows.targets[trials.scored].double()
+    weights, width = rows.weights[trials.scored].double(), targets.shape[1]
     moments: dict[str, Moments] = dict(trials.outputs)
     pool = Pool.of(moments, targets, weights)
     pooled = pool.moments(moments)
@@ -330,7 +331,7 @@ def _regression(rows: Rows, trials: Trials) -> Stacked:
 
 
 def _classes(rows: Rows, trials: Trials) -> Stacked:
-    labels, weights = rows.targets[trials.index], rows.weights[trials.index].double()
+    labels, weights = rows.targets[trials.scored], rows.weights[trials.scored].double()
     calibrations = {name: Calibration.of(logits, labels, weights) for name, logits in trials.outputs.items()}
     log_probs = [calibrations[name].log_probs(logits) for name, logits in trials.outputs.items()]
     entries = torch.stack([each.gather(1, labels.unsqueeze(1)).squeeze(1) for each in log_probs], 1)
@@ -363,7 +364,7 @@ def _sentence(
     """What was chosen and why."""
     best = max(scores, key=lambda score: score.log_density)
     linear = next((score for score in scores if score.name == Linear.name), None)
-    said = [f"Stacked by the log density of {len(trials.index)} held-out rows: {_listed(shares)}"]
+    said = [f"Stacked by the log density of {len(trials.scored)} held-out rows: {_listed(shares)}"]
     if pool:
         said[0] += f" (the means are {_listed(pool)})"
     against = f"the best alone, {best.name}, has {best.log_density:.3f} +- {best.standard_error:.3f}"

@@ -37,6 +37,7 @@ NETWORKS = 20.0  # seconds for the training of networks, of 60
 STEP, SPEED = 1e-3, 2e10  # seconds of a step apart from its products, and operations per second of these
 EVIDENCE = "evidence"  # label of the key that draws the rows by which hyper-parameters are chosen
 FEW = 2000  # rows below which each fold chooses its own hyper-parameters; else rows that chose them are not scored
+WIDEST, PRINCIPAL_ROWS = 64, 2000  # columns of a Gaussian process, else components of so many rows
 MOST = 50_000  # rows that a Gaussian process keeps
 NODES = 12  # of the quadrature over a warped target
 
@@ -172,19 +173,21 @@ class Process(Fitted):
 
     process: GaussianProcess
     warp: Warp | None = None
+    basis: Tensor | None = None  # (D, components)
 
     def moments(self, inputs: Tensor) -> Moments:
-        moments = self.process.predict(inputs)
+        moments = self.process.predict(reduced(inputs, self.basis))
         return moments if self.warp is None else self.warp.moments(moments)
 
     def logits(self, inputs: Tensor) -> Tensor:
-        mean, _, epistemic = self.process.predict(inputs)
+        mean, _, epistemic = self.process.predict(reduced(inputs, self.basis))
         noise = Key(0).normal((DRAWS, 1, mean.shape[1]), torch.float64, "cpu").to(mean)
         return mean + epistemic.sqrt() * (noise - noise.mean(0))
 
     def part(self) -> Part:
         tensors: dict[str, Tensor] = {}
-        return Part({"process": encode(self.process, tensors), "warp": encode(self.warp, tensors)}, tensors)
+        values = {"process": self.process, "warp": self.warp, "basis": self.basis}
+        return Part({name: encode(value, tensors, name) for name, value in values.items()}, tensors)
 
 
 def restored(part: Part, columns: int, outputs: int, where: str, name: str, device: torch.device) -> Fitted:
@@ -194,11 +197,11 @@ def restored(part: Part, columns: int, outputs: int, where: str, name: str, devi
             sizes = tuple(int(size) for size in hidden if isinstance(size, int))
             module = network(columns, sizes, outputs).to(device)
             return Network(sizes, posterior_of(Part(config, part.tensors, part.older), module, where, name))
-        case {"process": stored, "warp": warp, **others} if not others:
+        case {"process": _, "warp": _, "basis": _, **others} if not others:
             tensors = {key: tensor.to(device) for key, tensor in part.tensors.items()}
-            process, warped = decode(stored, tensors), decode(warp, tensors)
-            if isinstance(process, GaussianProcess) and isinstance(warped, Warp | None):
-                return Process(process, warped)
+            process, warp, basis = (decode(part.config[key], tensors) for key in ("process", "warp", "basis"))
+            if isinstance(process, GaussianProcess) and isinstance(warp, Warp | None):
+                return Process(process, warp, basis if isinstance(basis, Tensor) else None)
     raise BadFolder(f"Run folder {where}: part {name!r} holds no fit of a candidate. Save it again.")
 
 
@@ -274,7 +277,8 @@ class Processes(Candidate):
     def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
         targets = rows.real_targets.double()
         targets = targets if self.warp is None else self.warp.of(targets)
-        process = GaussianProcess.of(self.rough, rows.inputs, targets, rows.weights)
+        basis = principal(rows.inputs) if rows.inputs.shape[1] > WIDEST else None
+        process = GaussianProcess.of(self.rough, reduced(rows.inputs, basis), targets, rows.weights)
         settled = process.settled(plan.evidence_rows, plan.evaluations, key.fold(EVIDENCE))
         kept = torch.zeros_like(rows.weights, dtype=torch.bool)
         kept[some(len(targets), MOST, key.fold("kept")).to(kept.device)] = True
@@ -283,8 +287,21 @@ class Processes(Candidate):
             own = settled.on(fold.train[kept[fold.train]])
             if plan.settled_by_fold:
                 own = process.on(fold.train).settled(plan.evidence_rows, plan.evaluations, key.fold(EVIDENCE))
-            fits.append(Process(own, self.warp))
-        return fits, lambda: Process(settled.on(kept), self.warp)
+            fits.append(Process(own, self.warp, basis))
+        return fits, lambda: Process(settled.on(kept), self.warp, basis)
+
+
+def principal(inputs: Tensor) -> Tensor:
+    """The first principal components (D, 64), which turn inputs into columns of mean square 1."""
+    rows = inputs[:: 1 + len(inputs) // PRINCIPAL_ROWS].double()
+    _, values, directions = torch.linalg.svd(rows, full_matrices=False)
+    values, directions = values[:WIDEST], directions[:WIDEST]
+    return directions.T / (values.square().sum() / (len(rows) * len(values))).sqrt().clamp_min(1e-12)
+
+
+def reduced(inputs: Tensor, basis: Tensor | None) -> Tensor:
+    """The inputs of a Gaussian process, in float64."""
+    return inputs.double() if basis is None else inputs.double() @ basis
 
 
 def network(inputs: int, hidden: Sequence[int], outputs: int, key: Key | None = None) -> nn.Module:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -104,14 +105,16 @@ class GaussianProcess:
     def predict(self, inputs: Tensor) -> Moments:
         """Moments of the targets at the inputs."""
         inputs = inputs.double()
-        if len(self.inputs) <= self.exact:
-            return self._exactly(inputs)
         chunk = max(1, CELLS // max(len(self.inputs), self.neighbours**2))
-        parts = [self._nearby(inputs[low : low + chunk]) for low in range(0, len(inputs), chunk)]
+        if len(self.inputs) > self.exact:
+            predict = self._nearby
+        else:
+            solved = self._solved(self.inputs, self.targets, self.weights)
+            predict = partial(self._exactly, *solved)
+        parts = [predict(inputs[low : low + chunk]) for low in range(0, len(inputs), chunk)]
         return Moments(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
-    def _exactly(self, inputs: Tensor) -> Moments:
-        factor, solved = self._solved(self.inputs, self.targets, self.weights)
+    def _exactly(self, factor: Tensor, solved: Tensor, inputs: Tensor) -> Moments:
         cross = self._kernel(inputs, self.inputs)
         half = torch.linalg.solve_triangular(factor, cross.mT, upper=False)
         return self._moments(cross @ solved, self._prior_variance(inputs) - half.square().sum(0))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posterity.errors import BadData, BadFolder
 from posterity.estimators import Calibration, Pool, Shape, Stacked, automatic, fit_automatic
-from posterity.estimators.candidates import Warp, planned, warp_of
+from posterity.estimators.candidates import Warp, planned, principal, warp_of
 from posterity.estimators.gaussian_process import Moments
 from posterity.numerics.random import Key
 
@@ -117,7 +117,7 @@ def test_rows_of_weight_zero_do_not_count() -> None:
     weights[60:] = 0.0
     padded = [torch.cat([part, torch.full((20, part.shape[1]), 9.0)]) for part in (x, y)]
     plain = fit_automatic(x, y, "regression", seconds=SMALL)
-    weighted = fit_automatic(*padded, "regression", weights=weights, seconds=SMALL)
+    weighted = fit_automatic(padded[0], padded[1], "regression", weights=weights, seconds=SMALL)
     assert torch.equal(plain.predict(x).mean, weighted.predict(x).mean)
 
 
@@ -125,9 +125,7 @@ def test_folds_by_group_score_new_groups() -> None:
     x, effect = normal("group", 20, 1).float(), normal("effect", 20, 1).float()
     x, y = x.repeat_interleave(4, 0), effect.repeat_interleave(4, 0) + 0.05 * normal("noise", 80, 1).float()
     groups = [str(k) for k in range(20) for _ in range(4)]
-    by_rows, by_group = (
-        fit_automatic(x, y, "regression", groups=given, seconds=SMALL) for given in (None, groups)
-    )
+    by_rows, by_group = (fit_automatic(x, y, "regression", groups=given, seconds=SMALL) for given in (None, groups))
     best = [max(score.log_density for score in model.scores) for model in (by_rows, by_group)]
     assert best[1] < best[0] - 0.3  # a new group is harder
     ordered = fit_automatic(x[:66], y[:66], "regression", times=list(range(66)), seconds=SMALL)
@@ -247,3 +245,16 @@ def test_moments_of_a_log_normal_target() -> None:
     assert math.isclose(float(moments.mean), math.exp(level + spread / 2) - 2.0, rel_tol=1e-9)
     assert math.isclose(float(moments.variance), math.exp(2 * level + spread) * math.expm1(spread), rel_tol=1e-7)
     assert math.isclose(float(moments.epistemic), 0.25 * float(moments.variance))
+
+
+def test_wide_tables_go_by_principal_components() -> None:
+    x = normal("wide", 50, 3) @ normal("map", 3, 200) + 0.01 * normal("rest", 50, 200)
+    y = (x[:, :1] / x[:, :1].std()).float()
+    basis = principal(x)
+    columns = x @ basis
+    assert basis.shape == (200, 50)
+    assert math.isclose(float(columns.square().mean()), 1.0, rel_tol=1e-9)
+    off = columns.T @ columns
+    torch.testing.assert_close(off - off.diagonal().diag(), torch.zeros_like(off), rtol=0, atol=1e-8)
+    model = fit_automatic(x.float(), y, "regression", seconds=SMALL)
+    assert float((model.predict(x.float()).mean - y).square().mean()) < 0.01
