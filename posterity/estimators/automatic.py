@@ -188,11 +188,13 @@ def fit_automatic(
 class Trials(NamedTuple):
     """The scored rows and their folds, and what each candidate predicts for them by fits that have not seen them.
 
-    `outputs` are `Moments` of (n, T), or draws of logits (S, n, C); `finals` make the fits to all rows.
+    `effort` is what the plan has for settling a scale. `outputs` are `Moments` of (n, T), or draws of logits (S, n, C);
+    `finals` make the fits to all rows.
     """
 
     scored: Tensor
     fold: Tensor
+    effort: tuple[int, int]
     outputs: dict[str, Any]
     finals: dict[str, Any]
     seconds: dict[str, float]
@@ -261,7 +263,7 @@ def _trials(
         tests.append(free[chosen.sort().values].to(device))
     moved = [Fold(part.train.to(device), part.test) for part in parts]
     folds = torch.cat([torch.full_like(test, number) for number, test in enumerate(tests)])
-    trials = Trials(torch.cat(tests), folds, {}, {}, {}, [])
+    trials = Trials(torch.cat(tests), folds, (plan.evidence_rows, plan.evaluations), {}, {}, {}, [])
     for candidate in candidates:
         begin = time.perf_counter()
         if begin > end and trials.outputs:
@@ -303,7 +305,7 @@ def _regression(rows: Rows, trials: Trials) -> Stacked:
         for label, scale in Scale.around(pooled, inputs, targets, weights, len(pool.weights) > 1)
     ]
     moments[Pool.name] = pooled
-    scored = [density.scored(moments[density.source], inputs, targets, weights, trials.fold) for density in densities]
+    scored = [d.scored(moments[d.source], inputs, targets, weights, trials.fold, trials.effort) for d in densities]
     densities = [density for density, _ in scored]
     entries = torch.stack([log_density for _, log_density in scored], -1)  # (n, T, K)
     result = stacked(

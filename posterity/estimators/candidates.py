@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from posterity.errors import BadFolder
-from posterity.estimators.gaussian_process import GaussianProcess, Moments, some
+from posterity.estimators.gaussian_process import GaussianProcess, Moments, principal, reduced, some
 from posterity.inference import infer
 from posterity.inference.folds import Fold
 from posterity.likelihoods import Categorical, Gaussian
@@ -37,7 +37,6 @@ NETWORKS = 20.0  # seconds for the training of networks, of 60
 STEP, SPEED = 1e-3, 2e10  # seconds of a step apart from its products, and operations per second of these
 EVIDENCE = "evidence"  # label of the key that draws the rows by which hyper-parameters are chosen
 FEW = 2000  # rows below which each fold chooses its own hyper-parameters; else rows that chose them are not scored
-WIDEST, PRINCIPAL_ROWS = 64, 2000  # columns of a Gaussian process, else components of so many rows
 MOST = 50_000  # rows that a Gaussian process keeps
 NODES = 12  # of the quadrature over a warped target
 
@@ -277,7 +276,7 @@ class Processes(Candidate):
     def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
         targets = rows.real_targets.double()
         targets = targets if self.warp is None else self.warp.of(targets)
-        basis = principal(rows.inputs) if rows.inputs.shape[1] > WIDEST else None
+        basis = principal(rows.inputs)
         process = GaussianProcess.of(self.rough, reduced(rows.inputs, basis), targets, rows.weights)
         settled = process.settled(plan.evidence_rows, plan.evaluations, key.fold(EVIDENCE))
         kept = torch.zeros_like(rows.weights, dtype=torch.bool)
@@ -289,19 +288,6 @@ class Processes(Candidate):
                 own = process.on(fold.train).settled(plan.evidence_rows, plan.evaluations, key.fold(EVIDENCE))
             fits.append(Process(own, self.warp, basis))
         return fits, lambda: Process(settled.on(kept), self.warp, basis)
-
-
-def principal(inputs: Tensor) -> Tensor:
-    """The first principal components (D, 64), which turn inputs into columns of mean square 1."""
-    rows = inputs[:: 1 + len(inputs) // PRINCIPAL_ROWS].double()
-    _, values, directions = torch.linalg.svd(rows, full_matrices=False)
-    values, directions = values[:WIDEST], directions[:WIDEST]
-    return directions.T / (values.square().sum() / (len(rows) * len(values))).sqrt().clamp_min(1e-12)
-
-
-def reduced(inputs: Tensor, basis: Tensor | None) -> Tensor:
-    """The inputs of a Gaussian process, in float64."""
-    return inputs.double() if basis is None else inputs.double() @ basis
 
 
 def network(inputs: int, hidden: Sequence[int], outputs: int, key: Key | None = None) -> nn.Module:

@@ -15,6 +15,7 @@ WIDTH = 0.7  # standard deviation of log length scales around their mean, in the
 LEVEL = 1.5  # and of this mean around log sqrt(columns)
 NOISE = (-2.0, 3.0)  # mean and standard deviation of the prior of the log noise scale
 FURTHEST = 5.0  # that the log of a hyper-parameter moves from its start
+WIDEST, PRINCIPAL_ROWS = 64, 2000  # most columns, else principal components of so many rows
 CELLS = 1 << 22  # entries of a block of kernel values
 
 
@@ -29,6 +30,21 @@ class Moments(NamedTuple):
 def some(count: int, most: int, key: Key) -> Tensor:
     """At most `most` of the row numbers below `count`, drawn by the key, on the CPU."""
     return key.permutation(count, "cpu")[:most]
+
+
+def principal(inputs: Tensor) -> Tensor | None:
+    """The first 64 principal components (D, 64), as columns of mean square 1; None where there are no more columns."""
+    if inputs.shape[1] <= WIDEST:
+        return None
+    rows = inputs[:: 1 + len(inputs) // PRINCIPAL_ROWS].double()
+    _, values, directions = torch.linalg.svd(rows, full_matrices=False)
+    values, directions = values[:WIDEST], directions[:WIDEST]
+    return directions.T / (values.square().sum() / (len(rows) * len(values))).sqrt().clamp_min(1e-12)
+
+
+def reduced(inputs: Tensor, basis: Tensor | None) -> Tensor:
+    """The inputs of a Gaussian process, in float64."""
+    return inputs.double() if basis is None else inputs.double() @ basis
 
 
 @dataclass(frozen=True, eq=False)

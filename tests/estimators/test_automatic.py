@@ -10,8 +10,8 @@ from torch import Tensor
 
 from posterity.errors import BadData, BadFolder
 from posterity.estimators import Calibration, Pool, Shape, Stacked, automatic, fit_automatic
-from posterity.estimators.candidates import Warp, planned, principal, warp_of
-from posterity.estimators.gaussian_process import Moments
+from posterity.estimators.candidates import Warp, planned, warp_of
+from posterity.estimators.gaussian_process import Moments, principal
 from posterity.numerics.random import Key
 
 SMALL = 3.0  # seconds: a plan without networks
@@ -251,6 +251,7 @@ def test_wide_tables_go_by_principal_components() -> None:
     x = normal("wide", 50, 3) @ normal("map", 3, 200) + 0.01 * normal("rest", 50, 200)
     y = (x[:, :1] / x[:, :1].std()).float()
     basis = principal(x)
+    assert basis is not None
     columns = x @ basis
     assert basis.shape == (200, 50)
     assert math.isclose(float(columns.square().mean()), 1.0, rel_tol=1e-9)
