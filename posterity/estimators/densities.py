@@ -9,14 +9,14 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.estimators.gaussian_process import GaussianProcess, Moments
+from posterity.estimators.gaussian_process import GaussianProcess, Moments, principal, reduced
 from posterity.likelihoods.scaled import HALF_LOG_TWO_PI
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
 
 NARROWEST = 0.05  # least scale of a component of the noise, in units of the predicted scale
 ROUNDS = 60  # of EM for the shape
-EVIDENCE_ROWS, EVALUATIONS = 500, 40  # for the process of the log scale
+LEAST = 0.01  # share of the median squared residual that is added to all, before their logarithm
 
 
 class Normals(NamedTuple):
@@ -73,6 +73,7 @@ class Scale:
 
     constant: Tensor | None = None  # (T,)
     process: GaussianProcess | None = None
+    basis: Tensor | None = None
 
     @classmethod
     def around(
@@ -81,31 +82,33 @@ class Scale:
         """Scales for these held-out rows, and their names; the own one where the mean is of several candidates."""
         residuals = targets - moments.mean
         shares = weights / weights.sum()
-        constant = (shares @ residuals.square()).sqrt().clamp_min(1e-6)
-        yield "a constant scale", cls(constant)
+        yield "a constant scale", cls((shares @ residuals.square()).sqrt().clamp_min(1e-6))
         if several:
             yield "their own scale", cls()
-        squares = residuals.square() / moments.variance
-        floor = squares.median() * 1e-2 + 1e-12
-        process = GaussianProcess.of(False, features(moments, inputs), (squares + floor).log(), weights)
-        process = replace(process, targets=(process.targets - process.targets.mean(0)) / 2.0)
-        yield "a fitted scale", cls(None, process.settled(EVIDENCE_ROWS, EVALUATIONS, Key(0).fold("scale")))
+        squares, basis = residuals.square() / moments.variance, principal(inputs)
+        logs = 0.5 * (squares + LEAST * squares.median() + 1e-12).log()
+        columns = features(moments, inputs, basis)
+        yield "a fitted scale", cls(None, GaussianProcess.of(False, columns, logs - logs.mean(0), weights), basis)
 
-    def without(self, rows: Tensor) -> "Scale":
-        """The scale fitted to the other rows."""
-        return self if self.process is None else replace(self, process=self.process.on(~rows))
+    def settled(self, rows: Tensor, most: int, evaluations: int) -> "Scale":
+        """The scale fitted to these rows alone."""
+        if self.process is None:
+            return self
+        return replace(self, process=self.process.on(rows).settled(most, evaluations, Key(0).fold("scale")))
 
     def at(self, moments: Moments, inputs: Tensor) -> Tensor:
         """The scale at inputs, (N, T)."""
         if self.constant is not None:
             return self.constant.expand(moments.mean.shape)
         own = moments.variance.sqrt()
-        return own if self.process is None else own * self.process.predict(features(moments, inputs)).mean.exp()
+        if self.process is None:
+            return own
+        return own * self.process.predict(features(moments, inputs, self.basis)).mean.exp()
 
 
-def features(moments: Moments, inputs: Tensor) -> Tensor:
-    """Inputs of the process of the log scale."""
-    return torch.cat([inputs.double(), moments.mean, 0.5 * moments.variance.log()], 1)
+def features(moments: Moments, inputs: Tensor, basis: Tensor | None) -> Tensor:
+    """Inputs of the process of the log scale: the columns, the means and the log of their own scales."""
+    return torch.cat([reduced(inputs, basis), moments.mean, 0.5 * moments.variance.log()], 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +123,7 @@ class Shape:
     def of(cls, values: Tensor, weights: Tensor) -> "Shape":
         """Fit values (n,) by EM; fewer components for fewer rows."""
         size = 1 if len(values) < 100 else 2 if len(values) < 300 else 3
-        shares = weights / weights.sum()
+        shares = (weights / weights.sum()).to(values)
         spread = (shares @ values.square()).sqrt().clamp_min(1e-6)
         scales = spread * torch.logspace(-0.5, 0.5, size, base=2.0 if size < 3 else 4.0).to(values)
         scales = spread.reshape(1) if size == 1 else scales
@@ -163,17 +166,21 @@ class Density:
     shape: Shape | None = None
 
     def scored(
-        self, moments: Moments, inputs: Tensor, targets: Tensor, weights: Tensor, fold: Tensor
+        self, moments: Moments, inputs: Tensor, targets: Tensor, weights: Tensor, fold: Tensor, effort: tuple[int, int]
     ) -> tuple["Density", Tensor]:
-        """The density with its shape fitted, and the log densities of held-out targets, (n, T)."""
+        """The density with scale and shape fitted, and log densities (n, T) of targets that its scale has not seen.
+
+        `effort` is the number of rows and evaluations by which the scale is settled, for each fold by the others.
+        """
         scale = torch.empty_like(targets)
-        for number in range(int(fold.max()) + 1):
+        for number in fold.unique().tolist():
             rows = fold == number
             part = Moments(*(tensor[rows] for tensor in moments))
-            scale[rows] = self.scale.without(rows).at(part, inputs[rows])
+            scale[rows] = self.scale.settled(~rows, *effort).at(part, inputs[rows])
         values = (targets - moments.mean) / scale
         shape = Shape.of(values.flatten(), weights.repeat_interleave(targets.shape[1]))
-        return replace(self, shape=shape), shape.log_prob(values) - scale.log()
+        final = self.scale.settled(torch.ones_like(fold, dtype=torch.bool), *effort)
+        return replace(self, scale=final, shape=shape), shape.log_prob(values) - scale.log()
 
     def normals(self, moments: Moments, inputs: Tensor) -> Normals:
         """The mixture of normals at inputs."""
