@@ -1,4 +1,4 @@
-"""scikit-learn's checks of `method="auto"` at a small plan: python -m benchmarks.estimator_checks [--seconds 0.1].
+"""scikit-learn's checks of `method="auto"` at a small plan: python -m benchmarks.estimator_checks [--seconds 1].
 
 The suite runs them for a fast fixed method (tests/estimators). Prints each check that fails or is skipped, with its
 reason, and ends with 1 if one fails that is not expected to.
@@ -21,7 +21,7 @@ EXPECTED = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=0.1, help="the budget of each fit")
+    parser.add_argument("--seconds", type=float, default=1.0, help="the budget of each fit")
     seconds = parser.parse_args().seconds
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
