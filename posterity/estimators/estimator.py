@@ -189,7 +189,8 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         for part in parts[-1:] if self.conformal == "split" else parts:
             seen = np.zeros_like(weights)
             seen[used[part.train.numpy()]] = weights[used[part.train.numpy()]]
-            model = clone(self).set_params(conformal=None, random_state=self.seed_)
+            model: Any = clone(self)
+            model.set_params(conformal=None, random_state=self.seed_)
             models.append(model.fit(X, y, sample_weight=seen, **(given if self.method == AUTO else {})))
         if self.conformal == "split":
             (only,) = models

@@ -197,7 +197,7 @@ def test_settings_that_are_refused(settings: dict[str, Any], error: type[Excepti
 def test_settings_of_classes_and_folds_that_are_refused() -> None:
     with pytest.raises(ValueError, match="class_weight must be None, balanced or a dict"):
         BayesianClassifier("map", class_weight="bal").fit(X, Y > 3)
-    with pytest.raises(ValueError, match="groups and times are for the folds of auto"):
+    with pytest.raises(ValueError, match="groups and times are for folds of auto or conformal"):
         regressor().fit(X, Y, groups=np.arange(ROWS))
     with pytest.raises(ValueError, match="level must be a number between 0 and 1"):
         regressor().fit(X, Y).predict_interval(X, level=1.5)
