@@ -61,6 +61,7 @@ class Rows:
 
     @property
     def likelihood(self) -> Likelihood:
+        """The likelihood of a network, its noise left out."""
         return Categorical() if self.classes else Gaussian()
 
     @property
