@@ -125,7 +125,7 @@ class Shape:
         """Fit values (n,) by EM; fewer components for fewer rows."""
         size = 1 if len(values) < 100 else 2 if len(values) < 300 else 3
         shares = (weights / weights.sum()).to(values)
-        spread = (shares @ values.square()).sqrt().clamp_min(1e-6)
+        spread = (shares @ values.square()).sqrt().clamp_min(0.01)
         scales = spread * torch.logspace(-0.5, 0.5, size, base=2.0 if size < 3 else 4.0).to(values)
         scales = spread.reshape(1) if size == 1 else scales
         means, mixture = torch.zeros_like(scales), torch.full_like(scales, 1.0 / size)
