@@ -161,8 +161,8 @@ def fit_automatic(
     The candidates are a linear model, smooth and rough Gaussian processes, one of a warped target where it is skewed,
     and an ensemble of networks, whose members are the fits to the folds. Fewer than 20 rows get the linear model.
 
-    >>> x = torch.linspace(-2, 2, 60).unsqueeze(1)
-    >>> model = fit_automatic(x, 0.5 * x + 0.1 * (9.0 * x).sin(), "regression", seconds=5.0)
+    >>> x = torch.linspace(-2, 2, 30).unsqueeze(1)
+    >>> model = fit_automatic(x, 0.5 * x + 0.1 * (9.0 * x).sin(), "regression", seconds=2.0)
     >>> model.predict(x[:2]).mean.shape
     torch.Size([2, 1])
     """
