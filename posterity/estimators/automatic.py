@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.errors import BadData, BadFolder, PosterityError, positive
+from posterity.errors import BadData, PosterityError, positive
 from posterity.estimators.candidates import (
     EVIDENCE,
     Candidate,
@@ -33,7 +33,7 @@ from posterity.inference.folds import folds as folds_of
 from posterity.numerics.random import Key
 from posterity.predictive import NormalsPredictive, Predictive, mixed
 from posterity.storage import Part, RunFolder, decode, encode
-from posterity.storage.schema import reading
+from posterity.storage.schema import check_fields, hints, reading
 
 FEWEST = 20  # rows for which candidates are compared; fewer get the linear model
 GUARD = 0.25  # standard errors by which the squared error of the mean may lie above the least
@@ -106,13 +106,10 @@ class Stacked:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all but the seconds into the run folder `path`, atomically; `Stacked.load` reads it back."""
         tensors: dict[str, Tensor] = {}
-        own = {name: getattr(self, name) for name in _STORED}
         names = {name: f"fit-{index}" for index, name in enumerate(self.fits)}
-        config = {
-            **{name: encode(value, tensors, name) for name, value in own.items()},
-            "scores": [[*score[:3]] for score in self.scores],  # equal fits give equal bytes: no seconds
-            "fits": dict(names),
-        }
+        scores = [score[:3] for score in self.scores]  # equal fits give equal bytes: no seconds
+        own = {name: getattr(self, name) for name in _STORED} | {"scores": scores, "fits": names}
+        config = {name: encode(value, tensors, name) for name, value in own.items()}
         parts = {names[name]: fit.part() for name, fit in self.fits.items()}
         RunFolder(path).commit({"stacked": Part(config, tensors), **parts}, drop=["fit-*"])
 
@@ -123,16 +120,14 @@ class Stacked:
         part, place = folder.read("stacked"), torch.device("cpu" if device is None else device)
         with reading(f"Run folder {where}: part 'stacked'"):
             tensors = {name: tensor.to(place) for name, tensor in part.tensors.items()}
-            own: dict[str, Any] = {name: decode(part.config[name], tensors) for name in _STORED}
-            match part.config:
-                case {"fits": dict(names), "scores": list(scores)}:
-                    fits = {
-                        str(name): restored(folder.read(str(k)), own["columns"], own["outputs"], where, str(k), place)
-                        for name, k in names.items()
-                    }
-                    kept = [Score(*each, math.nan) for each in scores if isinstance(each, list)]  # type: ignore[arg-type]
-                    return cls(fits=fits, scores=tuple(kept), **own)
-        raise BadFolder(f"Run folder {where}: part 'stacked' lacks its fits or scores. Save it again.")
+            own: dict[str, Any] = {name: decode(part.config[name], tensors) for name in (*_STORED, "scores", "fits")}
+            kinds = {**hints(Stacked), "scores": list[tuple[str, float, float]], "fits": dict[str, str]}
+            check_fields("Stacked", own, {name: kinds[name] for name in own})
+            stored, names = own.pop("scores"), own.pop("fits")
+            scores = tuple(Score(name, density, error, math.nan) for name, density, error in stored)
+            sizes = own["columns"], own["outputs"]
+            fits = {name: restored(folder.read(k), *sizes, where, k, place) for name, k in names.items()}
+            return cls(fits=fits, scores=scores, **own)
 
 
 _STORED = ("columns", "outputs", "classes", "pool", "densities", "calibrations", "weights", "sentence")
@@ -166,8 +161,8 @@ def fit_automatic(
     The candidates are a linear model, smooth and rough Gaussian processes, one of a warped target where it is skewed,
     and an ensemble of networks, whose members are the fits to the folds. Fewer than 20 rows get the linear model.
 
-    >>> x = torch.linspace(-2, 2, 60).unsqueeze(1)
-    >>> model = fit_automatic(x, 0.5 * x + 0.1 * (9.0 * x).sin(), "regression", seconds=5.0)
+    >>> x = torch.linspace(-2, 2, 30).unsqueeze(1)
+    >>> model = fit_automatic(x, 0.5 * x + 0.1 * (9.0 * x).sin(), "regression", seconds=2.0)
     >>> model.predict(x[:2]).mean.shape
     torch.Size([2, 1])
     """

@@ -61,6 +61,7 @@ class Rows:
 
     @property
     def likelihood(self) -> Likelihood:
+        """The likelihood of a network, its noise left out."""
         return Categorical() if self.classes else Gaussian()
 
     @property
@@ -339,10 +340,10 @@ def _shape(values: Tensor) -> tuple[float, float]:
 def planned(rows: int, columns: int, outputs: int, seconds: float) -> Plan:
     """The plan that a budget buys, from rows, columns, outputs and seconds alone."""
     share = max(0.05, min(4.0, seconds / 60.0))
-    folds, members, hidden, batch = 10 if rows < 600 else 5, 2, (64, 64), 256
+    folds, members, hidden, batch = 10 if rows < 300 else 5, 2, (64, 64), 256
     weights = (columns + 1) * hidden[0] + (hidden[0] + 1) * hidden[1] + (hidden[1] + 1) * outputs
     step = STEP + 6.0 * members * batch * weights / SPEED
-    enough = 1000 if rows < 2000 else 2000 if rows < 20_000 else 4000
+    enough = 1500 if rows < 2000 else 2000 if rows < 20_000 else 4000
     steps = int(min(enough * max(1.0, share), NETWORKS * share / (folds * step)))
     effort = max(0.3, min(1.5, share**0.5))
     return Plan(

@@ -9,13 +9,14 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.estimators.gaussian_process import GaussianProcess, Moments, principal, reduced
+from posterity.estimators.gaussian_process import GaussianProcess, Moments, minimised, principal, reduced
 from posterity.likelihoods.scaled import HALF_LOG_TWO_PI
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
 
 NARROWEST = 0.05  # least scale of a component of the noise, in units of the predicted scale
 ROUNDS = 60  # of EM for the shape
+EVALUATIONS = 60  # of the search for a calibration
 LEAST = 0.01  # share of the median squared residual that is added to all, before their logarithm
 
 
@@ -124,7 +125,7 @@ class Shape:
         """Fit values (n,) by EM; fewer components for fewer rows."""
         size = 1 if len(values) < 100 else 2 if len(values) < 300 else 3
         shares = (weights / weights.sum()).to(values)
-        spread = (shares @ values.square()).sqrt().clamp_min(1e-6)
+        spread = (shares @ values.square()).sqrt().clamp_min(0.01)
         scales = spread * torch.logspace(-0.5, 0.5, size, base=2.0 if size < 3 else 4.0).to(values)
         scales = spread.reshape(1) if size == 1 else scales
         means, mixture = torch.zeros_like(scales), torch.full_like(scales, 1.0 / size)
@@ -173,7 +174,7 @@ class Density:
         `effort` is the number of rows and evaluations by which the scale is settled, for each fold by the others.
         """
         scale = torch.empty_like(targets)
-        for number in fold.unique().tolist():
+        for number in sorted(set(fold.tolist())):
             rows = fold == number
             part = Moments(*(tensor[rows] for tensor in moments))
             scale[rows] = self.scale.settled(~rows, *effort).at(part, inputs[rows])
@@ -200,21 +201,14 @@ class Calibration:
     @classmethod
     def of(cls, logits: Tensor, labels: Tensor, weights: Tensor) -> "Calibration":
         """Maximise the held-out log probability under weak normal priors of log a and b."""
-        values = logits.new_zeros(logits.shape[-1] + 1).requires_grad_()
-        search = torch.optim.LBFGS([values], max_iter=50, line_search_fn="strong_wolfe")
 
-        def loss() -> Tensor:
-            search.zero_grad()
-            log_probs = _log_probs(logits, (3.0 * torch.tanh(values[0] / 3.0)).exp(), values[1:])
+        def loss(values: Tensor) -> Tensor:
+            log_probs = _log_probs(logits, _slope(values), values[1:])
             chosen = log_probs.gather(1, labels.unsqueeze(1)).squeeze(1)
-            negative = -(weights @ chosen) + 0.5 * values[0].square() / 4.0 + 0.5 * values[1:].square().sum()
-            negative.backward()
-            return negative
+            return -(weights @ chosen) + 0.5 * (values[0] / 2.0).square() + 0.5 * values[1:].square().sum()
 
-        with torch.enable_grad():
-            search.step(loss)
-        final = values.detach()
-        return cls(float((3.0 * torch.tanh(final[0] / 3.0)).exp()), final[1:])
+        found = minimised(loss, logits.new_zeros(logits.shape[-1] + 1), EVALUATIONS)
+        return cls(float(_slope(found)), found[1:])
 
     @classmethod
     def none(cls, classes: int, device: torch.device) -> "Calibration":
@@ -229,6 +223,11 @@ class Calibration:
         """The predictive, with its draws."""
         draws = (self.slope * logits + self.offsets).log_softmax(-1)
         return ClassPredictive.of_log_probs(draws, draws.dtype)
+
+
+def _slope(values: Tensor) -> Tensor:
+    """The factor a of the logits, within e^-3 and e^3."""
+    return (3.0 * torch.tanh(values[0] / 3.0)).exp()
 
 
 def _log_probs(logits: Tensor, slope: float | Tensor, offsets: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Regression by a Gaussian process, the limit of a wide Bayesian network, for tables."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -32,6 +33,25 @@ def some(count: int, most: int, key: Key) -> Tensor:
     return key.permutation(count, "cpu")[:most]
 
 
+def minimised(loss: Callable[[Tensor], Tensor], start: Tensor, evaluations: int) -> Tensor:
+    """Minimise a smooth function of a vector by torch's L-BFGS, from `start`."""
+    values = start.clone().requires_grad_()
+    search = torch.optim.LBFGS(
+        [values], max_iter=evaluations, max_eval=evaluations, history_size=20, line_search_fn="strong_wolfe",
+        tolerance_grad=1e-3, tolerance_change=1e-6,
+    )  # fmt: skip
+
+    def evaluated() -> Tensor:
+        search.zero_grad()
+        value = loss(values)
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    with torch.enable_grad():
+        search.step(evaluated)  # type: ignore[no-untyped-call]
+    return values.detach()
+
+
 def principal(inputs: Tensor) -> Tensor | None:
     """The first 64 principal components (D, 64), as columns of mean square 1; None where there are no more columns."""
     if inputs.shape[1] <= WIDEST:
@@ -39,7 +59,8 @@ def principal(inputs: Tensor) -> Tensor | None:
     rows = inputs[:: 1 + len(inputs) // PRINCIPAL_ROWS].double()
     _, values, directions = torch.linalg.svd(rows, full_matrices=False)
     values, directions = values[:WIDEST], directions[:WIDEST]
-    return directions.T / (values.square().sum() / (len(rows) * len(values))).sqrt().clamp_min(1e-12)
+    basis: Tensor = directions.T / (values.square().sum() / (len(rows) * len(values))).sqrt().clamp_min(1e-12)
+    return basis
 
 
 def reduced(inputs: Tensor, basis: Tensor | None) -> Tensor:
@@ -90,14 +111,8 @@ class GaussianProcess:
         """Choose the hyper-parameters by the evidence of at most `most` rows."""
         rows = some(len(self.inputs), most, key).to(self.inputs.device)
         sample, columns = self.on(rows), self.inputs.shape[1]
-        moved = torch.zeros_like(self.values).requires_grad_()
-        search = torch.optim.LBFGS(
-            [moved], max_iter=evaluations, max_eval=evaluations, history_size=20, line_search_fn="strong_wolfe",
-            tolerance_grad=1e-3, tolerance_change=1e-6,
-        )  # fmt: skip
 
-        def loss() -> Tensor:
-            search.zero_grad()
+        def loss(moved: Tensor) -> Tensor:
             values = self._bounded(moved)
             now = replace(sample, values=values)
             factor, solved = now._solved(sample.inputs, sample.targets, sample.weights)
@@ -105,13 +120,9 @@ class GaussianProcess:
             away, level = values[:columns] - values[:columns].mean(), values[:columns].mean() - self.values[0]
             prior = -0.5 * ((away / WIDTH).square().sum() + (level / LEVEL).square())
             prior = prior - 0.5 * ((values[columns + 2] - NOISE[0]) / NOISE[1]).square()
-            negative = -(evidence + prior)
-            negative.backward()
-            return negative
+            return -(evidence + prior)
 
-        with torch.enable_grad():
-            search.step(loss)
-        final = self._bounded(moved.detach())
+        final = self._bounded(minimised(loss, torch.zeros_like(self.values), evaluations))
         return replace(self, values=final) if bool(torch.isfinite(final).all()) else self
 
     def _bounded(self, moved: Tensor) -> Tensor:
@@ -155,13 +166,14 @@ class GaussianProcess:
 
     def _solved(self, inputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Cholesky factor of the covariance of the targets, and its inverse times them."""
-        factor = torch.linalg.cholesky(self._kernel(inputs, inputs) + torch.diag_embed(self._noise / weights))
+        factor: Tensor = torch.linalg.cholesky(self._kernel(inputs, inputs) + torch.diag_embed(self._noise / weights))
         return factor, torch.cholesky_solve(targets, factor)
 
     def _prior_variance(self, inputs: Tensor) -> Tensor:
         columns = inputs.shape[1]
         spread, slope = (2.0 * self.values[columns : columns + 2]).exp()
-        return 1.0 + spread + slope * inputs.square().sum(1)
+        variance: Tensor = 1.0 + spread + slope * inputs.square().sum(1)
+        return variance
 
     def _kernel(self, first: Tensor, second: Tensor) -> Tensor:
         columns = first.shape[-1]
@@ -174,4 +186,5 @@ class GaussianProcess:
         else:
             power = self.values[columns + 3].exp()
             shape = (-power * torch.log1p(squares / (2.0 * power))).exp()
-        return 1.0 + slope * (first @ second.mT) + spread * shape
+        kernel: Tensor = 1.0 + slope * (first @ second.mT) + spread * shape
+        return kernel

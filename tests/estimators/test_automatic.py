@@ -155,13 +155,13 @@ def test_clock_stops_a_runaway_and_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_plan_follows_from_sizes_and_budget() -> None:
-    plan = planned(500, 10, 1, 60.0)
+    plan = planned(200, 10, 1, 60.0)
     assert (plan.folds, plan.settled_by_fold) == (10, True)
-    assert plan == planned(500, 10, 1, 60.0)
+    assert plan == planned(200, 10, 1, 60.0)
     assert planned(10_000, 10, 1, 60.0).folds == 5
     assert planned(500, 10, 1, SMALL).steps == 0
     assert 300 <= planned(10_000, 10, 1, 60.0).steps <= planned(10_000, 10, 1, 120.0).steps
-    assert planned(500, 1000, 1, 60.0).steps < plan.steps  # wider steps cost more
+    assert planned(200, 1000, 1, 60.0).steps < plan.steps  # wider steps cost more
 
 
 @pytest.mark.parametrize(
