@@ -123,12 +123,12 @@ def read_table(
     targets = _targets(target)
     records = read_records(path, separator, encoding)
     names, named, notes = take_header(records, header, targets[0] if targets else None)
-    rows, lines = records.rows[named:], np.array(records.lines[named:])
-    if not rows:
+    lines = records.lines[named:]
+    if not len(lines):
         raise BadData(f"{records.path}: the file has the names of {len(names)} columns and no rows.")
     columns = tuple(
-        Column(records.path, name, fields, lines, name in targets)
-        for name, fields in zip(names, zip(*rows, strict=True), strict=True)
+        Column(records.path, name, fields[named:], lines, name in targets)
+        for name, fields in zip(names, records.columns, strict=True)
     )
     table = Table(records.path, names, columns, records.separator, named, (*records.notes, *notes), decimal)
     return _settled(table, targets, task, drop, frozenset(category))
