@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,8 +31,6 @@ Kind = Literal["number", "boolean", "category", "date", "constant", "empty"]
 MOST_CATEGORIES = 50
 """Largest number of distinct values in a column of categories."""
 
-_PLAIN = np.isin(np.arange(256), np.frombuffer(b"0123456789+-.eE", dtype=np.uint8))  # by byte: may stand in a number
-
 
 @dataclass(frozen=True, eq=False)
 class Column:
@@ -46,7 +44,7 @@ class Column:
 
     path: Path
     name: str
-    values: Any  # pyarrow.Array, or a sequence of strings to make one of
+    values: Any  # an Arrow array, maybe in chunks, or a sequence of strings to make one of
     lines: Any  # (N,) int64
     is_target: bool = False
     thousands: str = ""
@@ -95,13 +93,12 @@ class Column:
     @cached_property
     def missing(self) -> Any:
         """Whether each value is missing (N,)."""
-        import pyarrow as pa
         import pyarrow.compute as pc
 
-        mask = self.values.is_null()
+        mask = self.values.is_null().to_numpy(zero_copy_only=False)
         if self.written and self._is_text:
-            mask = pc.or_(mask, pc.is_in(self.values, pa.array(sorted(MISSING), pa.string())))
-        return mask.to_numpy(zero_copy_only=False)
+            mask = mask | pc.is_in(self.values, _missing_words()).to_numpy(zero_copy_only=False)
+        return mask
 
     @cached_property
     def present(self) -> Any:
@@ -125,9 +122,12 @@ class Column:
 
     @cached_property
     def _encoded(self) -> tuple[Any, tuple[str, ...]]:
+        import pyarrow as pa
         import pyarrow.compute as pc
 
         encoded = pc.dictionary_encode(self.present)
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.unify_dictionaries().combine_chunks()
         words = tuple(map(_text, encoded.dictionary.to_pylist()))
         return pc.fill_null(encoded.indices, len(words)).to_numpy(zero_copy_only=False), words
 
@@ -205,13 +205,15 @@ class Column:
         array = self.present
         if self._is_text:
             array = self._pointed(decimal)
-            if array is None or not _PLAIN[_bytes(array)].all():
+            if array is None:
                 return None
         try:
-            values = pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False)
+            values = pc.cast(array, pa.float64(), memory_pool=pool()).to_numpy(
+                zero_copy_only=False
+            )  # takes inf and nan, too
         except pa.ArrowInvalid:
             return None
-        if not np.isfinite(values[~self.missing]).all():
+        if np.isfinite(values).sum() + self.missing.sum() < len(values):
             return None
         doubtful = (np.abs(values) >= LARGEST_WHOLE) | (values == 0)  # digits may be lost
         if self._is_text and doubtful.any():
@@ -268,20 +270,28 @@ class Column:
         return np.append(known, np.datetime64("NaT"))[self.codes]
 
 
+@cache
+def _missing_words() -> Any:
+    import pyarrow as pa
+
+    return pa.array(sorted(MISSING), pa.string())
+
+
+def pool() -> Any:
+    """Return the allocator that needs least time and memory for long arrays, where Arrow has it."""
+    import pyarrow as pa
+
+    try:
+        return pa.jemalloc_memory_pool()
+    except NotImplementedError:
+        return pa.default_memory_pool()
+
+
 def _text(value: object) -> str:
     """Return a typed value as text: whole floats without a fraction, times in the form of ISO 8601."""
     if isinstance(value, float):
         return f"{value:.0f}" if value.is_integer() and abs(value) <= LARGEST_WHOLE else repr(value)
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-def _bytes(strings: Any) -> Any:
-    """Return the bytes of all strings of an Arrow array, one after the other."""
-    _, offsets, data = strings.buffers()
-    if data is None:
-        return np.empty(0, dtype=np.uint8)
-    bounds = np.frombuffer(offsets, dtype=np.int32)[strings.offset : strings.offset + len(strings) + 1]
-    return np.frombuffer(data, dtype=np.uint8)[bounds[0] : bounds[-1]]
 
 
 def infer_decimal(columns: Iterable[Column], separator: str, usual: str = ".") -> str:
@@ -350,7 +360,9 @@ def has_leading_zeros(column: Column) -> str | None:
 
     if not column._is_text:
         return None
-    codes = column.values.filter(pc.match_substring_regex(column.values, CODE))
+    whole = column.values.filter(pc.invert(pc.match_substring(column.values, ".")))
+    whole = whole.filter(pc.starts_with(whole, "0"))
+    codes = whole.filter(pc.match_substring_regex(whole, CODE))
     return codes[0].as_py() if len(codes) else None
 
 

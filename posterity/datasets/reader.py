@@ -81,32 +81,27 @@ def _utf8(data: bytes, path: Path, encoding: str | None) -> tuple[bytes, list[st
             raise BadData(f"{path}: not a text file but {what}.")
     notes: list[str] = []
     mark = next((name for start, name in _MARKS if data.startswith(start)), None)
-    if encoding is None and mark is None:
-        encoding = "utf-8"
-        if not _is_utf8(data, path):
-            encoding = "latin-1"
-            notes.append("The file is not UTF-8 and was read as Latin-1; say the encoding if it is another.")
-    name = encoding or mark or ""
-    if name != "utf-8" or mark or not data.isascii():
-        data = _decoded(data, path, name).encode()
-    if encoding and mark:  # the codec that was asked for may leave the mark where it is
-        data = data.removeprefix(codecs.BOM_UTF8)
+    if encoding or mark:
+        data = _decoded(data, path, encoding or mark or "")
+        data = data.removeprefix(codecs.BOM_UTF8)  # the codec that was asked for may leave the mark where it is
+    elif not data.isascii() and not _is_utf8(data, path):
+        data = _decoded(data, path, "latin-1")
+        notes.append("The file is not UTF-8 and was read as Latin-1; say the encoding if it is another.")
     if b"\0" in data:
         line = data[: data.index(b"\0")].count(b"\n") + 1
         raise BadData(f"{path}: not a text file: line {line} has a NUL byte. Export the table as CSV in UTF-8.")
     return data, notes
 
 
-def _decoded(data: bytes, path: Path, name: str) -> str:
+def _decoded(data: bytes, path: Path, name: str) -> bytes:
+    """Return text of an encoding in UTF-8."""
     try:
-        text = data.decode(name)
-        text.encode()  # fails at half a pair of surrogates
+        return data.decode(name).encode()
     except LookupError as error:
         raise ValueError(f"read_table: unknown encoding '{name}'. Use utf-8, utf-16, latin-1 or cp1252.") from error
     except UnicodeError as error:
         line = data[: getattr(error, "start", 0)].count(b"\n") + 1
         raise BadData(f"{path}: line {line} is not {name}: {getattr(error, 'reason', error)}.") from error
-    return text
 
 
 def _is_utf8(data: bytes, path: Path) -> bool:

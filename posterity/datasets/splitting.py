@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from posterity.datasets.columns import pool
+
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "whitespace": " "}
 """Separators by name; "whitespace" is any run of spaces and tabs."""
 
@@ -27,7 +29,7 @@ _PIECE = 1 << 22  # bytes looked at or parsed at a time
 
 
 class Fields(NamedTuple):
-    """Columns of fields as Arrow strings, the line on which each record begins (N,), and how many lines are blank."""
+    """Columns of fields as Arrow strings in chunks, the line on which each record begins (N,), and the blank lines."""
 
     columns: list[Any]
     lines: Any
@@ -89,36 +91,39 @@ def _by_arrow(data: bytes, separator: str) -> Fields | None:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if separator == " ":
         data = re.sub(rb"[ \t]+", b" ", data).replace(b" \n", b"\n").replace(b"\n ", b"\n").strip(b" ")
-    data, lines, blanks = _without_blanks(data, separator)
+    ends = _positions(data, b"\n")
+    data, lines, blanks = _without_blanks(data, ends, separator)
     head = data[: data.find(b"\n")] if b"\n" in data else data
     count = len(next(_separated(head.decode(), separator, _Parse()), ((), 0))[0])
     if count < 2:
         return None
     names = [str(place) for place in range(count)]
     spaces = b" " in data or b"\xc2\xa0" in data or (b"\t" in data and separator != "\t")
-    ends = _positions(data, b"\n")
-    longest = int(np.diff(ends, prepend=0, append=len(data)).max())  # a line must fit into a block
-    read = arrow.ReadOptions(column_names=names, block_size=max(_PIECE, 2 * longest), use_threads=False)
+    size = max(_PIECE, 2 * len(head), 2 * int(np.diff(ends).max(initial=0)))  # a line must fit into a block
+    read = arrow.ReadOptions(column_names=names, block_size=size, use_threads=False)
     parse = arrow.ParseOptions(delimiter=separator, quote_char='"' if b'"' in data else False, ignore_empty_lines=False)
     convert = arrow.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), check_utf8=False)
     try:
-        table = arrow.read_csv(pa.py_buffer(data), read, parse, convert)
+        table = arrow.read_csv(pa.py_buffer(data), read, parse, convert, pool())
     except pa.ArrowInvalid:  # some record has more or fewer fields
         return None
-    columns = table.columns
-    del table  # its columns are replaced one by one
-    for place, column in enumerate(columns):
-        whole = column.combine_chunks()
-        columns[place] = pc.utf8_trim(whole, SPACES) if spaces else whole
+    columns = [pc.utf8_trim(column, SPACES) if spaces else column for column in table.columns]
     return Fields(columns, np.arange(1, len(columns[0]) + 1) if lines is None else lines, blanks)
 
 
-def _without_blanks(data: bytes, separator: str) -> tuple[bytes, Any, int]:
-    """Return text without blank lines, the lines that are left (None for all), and how many between them were blank."""
-    spaces = SPACES.replace(
-        separator if separator == "\t" else "", ""
-    ).encode()  # of these bytes only spaces can be made
-    if not re.search(rb"\n[%b]*\n|\n[%b]+\Z|\A[%b]*\n" % (spaces, spaces, spaces), data):
+def _without_blanks(data: bytes, ends: Any, separator: str) -> tuple[bytes, Any, int]:
+    """Return text without blank lines, the lines that are left (None for all), and how many between them were blank.
+
+    `ends` are the places of line ends.
+    """
+    spaces = SPACES.replace(separator if separator == "\t" else "", "").encode()  # in UTF-8 these bytes make no other
+    starts = np.append(0, ends + 1)
+    if starts[-1] == len(data):  # after the last line
+        starts = starts[:-1]
+    first = np.frombuffer(data, dtype=np.uint8)[starts]
+    doubtful = starts[np.isin(first, np.frombuffer(spaces + b"\n", dtype=np.uint8))].tolist()
+    stops = np.append(ends, len(data))[np.searchsorted(ends, doubtful)].tolist()
+    if all(data[start:stop].strip(spaces) for start, stop in zip(doubtful, stops, strict=True)):
         return data, None, 0
     lines = data.split(b"\n")
     kept = [place for place, line in enumerate(lines) if line.strip(spaces)]
