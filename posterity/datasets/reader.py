@@ -10,7 +10,6 @@ import numpy as np
 
 from posterity.datasets.columns import Column
 from posterity.datasets.fields import MISSING, looks_numeric
-from posterity.datasets.files import content
 from posterity.datasets.splitting import EMPTY, SEPARATORS, longest, named, problem, split_fields
 from posterity.errors import BadData, shown, unknown
 
@@ -20,12 +19,6 @@ _MARKS = (  # byte order marks; UTF-32 before UTF-16, whose mark is a prefix
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
-)
-_PACKED = (
-    (b"PK\x03\x04", "a spreadsheet or zip archive. Export it as CSV"),
-    (b"\x1f\x8b", "a gzip archive. Unpack it first"),
-    (b"\xd0\xcf\x11\xe0", "an old spreadsheet. Export it as CSV"),
-    (b"PAR1", "a Parquet file. Export it as CSV"),
 )
 
 
@@ -43,19 +36,18 @@ class Records:
     notes: list[str] = field(default_factory=list)
 
 
-def read_records(path: str | Path, separator: str | None = None, encoding: str | None = None) -> Records:
-    """Read the records of a text file of separated fields; raises BadData, with the line, for an ambiguous file.
+def read_records(data: bytes, path: Path, separator: str | None = None, encoding: str | None = None) -> Records:
+    """Read the records of separated fields in the content of a file; raises BadData, with the line, if it is ambiguous.
 
     `separator` is one of `SEPARATORS`, by name or by sign. Without it the file is parsed with each sign that occurs
     in it, and exactly one must give all records the same number of fields, two or more; whitespace is tried only
     where no other sign occurs. Without `encoding` a byte order mark decides, then UTF-8, then Latin-1. Fields may be
     quoted by `"`, doubled inside; blank lines do not count.
     """
-    path = Path(path)
     given = None if separator is None else SEPARATORS.get(separator, separator)
     if given is not None and given not in SEPARATORS.values():
         raise ValueError(unknown("separator", given, SEPARATORS))
-    data, notes = _utf8(content(path), path, encoding)
+    data, notes = _utf8(data, path, encoding)
     present = [sign for sign in SEPARATORS.values() if sign != " " and sign.encode() in data]
     signs = [given] if given else present or [" "]
     fitting = {sign: fields for sign in signs if (fields := split_fields(data, sign))}
@@ -76,9 +68,6 @@ def read_records(path: str | Path, separator: str | None = None, encoding: str |
 
 def _utf8(data: bytes, path: Path, encoding: str | None) -> tuple[bytes, list[str]]:
     """Return the text of a file in UTF-8 without a byte order mark, and notes on how it was found."""
-    for start, what in _PACKED:
-        if data.startswith(start):
-            raise BadData(f"{path}: not a text file but {what}.")
     notes: list[str] = []
     mark = next((name for start, name in _MARKS if data.startswith(start)), None)
     if encoding or mark:

@@ -20,8 +20,11 @@ from posterity.datasets.columns import (
     infer_kind,
 )
 from posterity.datasets.dataset import Task
-from posterity.datasets.files import HOST
-from posterity.datasets.frames import frame_of
+from posterity.datasets.dates import ORDERS
+from posterity.datasets.fields import THOUSANDS
+from posterity.datasets.files import HOST, content
+from posterity.datasets.frames import Frame, frame_of
+from posterity.datasets.packed import typed_sheet, unpacked
 from posterity.datasets.reader import read_records, take_header
 from posterity.errors import BadData, shown, unknown
 from posterity.numerics.random import Key
@@ -99,18 +102,25 @@ def read_table(
     decimal: str | None = None,
     header: bool | None = None,
     encoding: str | None = None,
+    thousands: str | None = None,
+    dates: Literal["day-first", "month-first"] | None = None,
 ) -> Table:
     """Read a table from a text file, exactly as written; raises BadData that names the line or column at fault.
 
-    With a `target` the kind of every column is inferred, and columns that cannot be inputs (text, dates, numbers
-    that a float64 cannot hold, numbers mixed with text) are refused by name; rows without a target are left out.
-    Without a target, fields are only read, which is what `Preprocessing.transform` needs to predict. A regression may
-    have several targets.
+    The text may be packed by gzip or zip. Parquet files and the first sheet of Excel workbooks are read, too: their
+    values are typed, as in `as_table`, and `separator`, `decimal` and `encoding` have no use there.
+
+    With a `target` the kind of every column is inferred, and columns that cannot be inputs (text, numbers that a
+    float64 cannot hold, numbers mixed with text) are refused by name, all in one message; rows without a target are
+    left out. Without a target, fields are only read, which is what `Preprocessing.transform` needs to predict. A
+    regression may have several targets.
 
     `drop` names columns to leave out, `category` columns whose values are categories whatever they look like.
     `separator` ("comma", "semicolon", "tab", "pipe", "whitespace"), `decimal` ("." or ","), `header` (whether
     the first line names the columns) and `encoding` are inferred where they are not given; `notes` says what is
-    unusual.
+    unusual. `thousands` is the mark between groups of three digits: one of `,`, `.`, `'`, `_` and a space. A percent or
+    currency sign that all fields of a column have does not count, but for a division by 100. `dates` says whether days
+    or months come first in dates such as 1/2/2020, where none tells.
 
     A field is missing if it is empty or exactly NA, N/A, n/a, NaN, nan, null, NULL, None or ?. Spaces around fields
     do not count. A column is boolean if it has both words of true/false, yes/no or t/f, in any case, and no other.
@@ -120,18 +130,42 @@ def read_table(
     """
     if decimal not in (None, ".", ","):
         raise ValueError(f"read_table: decimal must be '.', ',' or None. Got {shown(decimal)}.")
-    targets = _targets(target)
-    records = read_records(path, separator, encoding)
+    if thousands not in (None, *THOUSANDS) or (thousands is not None and thousands == decimal):
+        other = ", and not the decimal mark" * (thousands == decimal)
+        raise ValueError(
+            f"read_table: thousands must be one of {' '.join(map(repr, THOUSANDS))}{other}. Got {thousands!r}."
+        )
+    if dates not in (None, *ORDERS):
+        raise ValueError(f"read_table: dates must be day-first, month-first or None. Got {shown(dates)}.")
+    path, targets = Path(path), _targets(target)
+    decimal = decimal or {".": ",", ",": "."}.get(thousands or "")
+    data = unpacked(content(path), path)
+    sheet = typed_sheet(data, path, header)
+    if sheet is not None:
+        table = _of_frame(sheet.frame, path, sheet.lines, targets, sheet.notes)
+        return _settled(table, targets, task, drop, sheet.frame.categories | set(category))
+    records = read_records(data, path, separator, encoding)
+    del data
     names, named, notes = take_header(records, header, targets[0] if targets else None)
     lines = records.lines[named:]
     if not len(lines):
-        raise BadData(f"{records.path}: the file has the names of {len(names)} columns and no rows.")
+        raise BadData(f"{path}: the file has the names of {len(names)} columns and no rows.")
     columns = tuple(
-        Column(records.path, name, fields[named:], lines, name in targets)
+        Column(path, name, fields[named:], lines, name in targets, thousands or "", dates or "")
         for name, fields in zip(names, records.columns, strict=True)
     )
-    table = Table(records.path, names, columns, records.separator, named, (*records.notes, *notes), decimal)
+    table = Table(path, names, columns, records.separator, named, (*records.notes, *notes), decimal)
     return _settled(table, targets, task, drop, frozenset(category))
+
+
+def _of_frame(frame: Frame, path: Path, lines: Any, targets: tuple[str, ...], notes: tuple[str, ...] = ()) -> Table:
+    lengths = {len(array) for array in frame.columns.values()}
+    if len(lengths) != 1 or lengths == {0}:
+        raise BadData(f"{path}: every column must have as many rows, one at least. Got {sorted(lengths)}.")
+    columns = tuple(
+        Column(path, name, array, lines, name in targets, written=False) for name, array in frame.columns.items()
+    )
+    return Table(path, tuple(frame.columns), columns, "", frame.named, notes)
 
 
 def as_table(
@@ -168,13 +202,9 @@ def as_table(
             renamed = {name: f"target {new}" if new in taken else new for name, new in renamed.items()}
         columns = columns | {renamed[name]: array for name, array in own.columns.items()}
         targets, categories = tuple(renamed.values()), categories | {renamed[name] for name in own.categories}
-    lengths = {len(array) for array in columns.values()}
-    if len(lengths) != 1 or lengths == {0}:
-        raise BadData(f"{path}: every column must have as many rows, one at least. Got {sorted(lengths)}.")
-    lines = np.arange(*lengths)
-    made = tuple(Column(path, name, array, lines, name in targets, written=False) for name, array in columns.items())
-    table = Table(path, tuple(columns), made, "", frame.named)
-    return _settled(table, targets, task, drop, frozenset(categories))
+    frame = Frame(columns, frame.named, categories)
+    table = _of_frame(frame, path, np.arange(len(next(iter(columns.values()), ()))), targets)
+    return _settled(table, targets, task, drop, categories)
 
 
 def _targets(target: str | Sequence[str] | None) -> tuple[str, ...]:
