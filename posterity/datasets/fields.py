@@ -73,7 +73,7 @@ def number(field: str, decimal: str = ".", thousands: str = "", sign: str = "") 
     """
     text = _pointed(_unsigned(field, sign), decimal, thousands)
     text += "e-2" * (sign == "%")
-    if not _NUMBER.fullmatch(text):
+    if not _NUMBER.fullmatch(text) or (sign and sign not in field):
         return None
     value = float(text)
     return None if _loss(text, value) else value
