@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from posterity.datasets import dates
+from posterity.datasets.arrow import compute, pool
 from posterity.datasets.fields import (
     BOOLEANS,
     CODE,
@@ -93,8 +94,7 @@ class Column:
     @cached_property
     def missing(self) -> Any:
         """Whether each value is missing (N,)."""
-        import pyarrow.compute as pc
-
+        pc = compute()
         mask = self.values.is_null().to_numpy(zero_copy_only=False)
         if self.written and self._is_text:
             mask = mask | pc.is_in(self.values, _missing_words()).to_numpy(zero_copy_only=False)
@@ -104,8 +104,8 @@ class Column:
     def present(self) -> Any:
         """The Arrow array with null in place of missing values."""
         import pyarrow as pa
-        import pyarrow.compute as pc
 
+        pc = compute()
         if self.missing.sum() == self.values.null_count:
             return self.values
         return pc.if_else(pa.array(self.missing), pa.scalar(None, self.values.type), self.values)
@@ -113,8 +113,7 @@ class Column:
     @property
     def varies(self) -> bool:
         """Whether the values, missing ones aside, differ in how they are written."""
-        import pyarrow.compute as pc
-
+        pc = compute()
         if self.missing.all():
             return False
         first = self.values[int(np.argmin(self.missing))]
@@ -123,8 +122,8 @@ class Column:
     @cached_property
     def _encoded(self) -> tuple[Any, tuple[str, ...]]:
         import pyarrow as pa
-        import pyarrow.compute as pc
 
+        pc = compute()
         encoded = pc.dictionary_encode(self.present)
         if isinstance(encoded, pa.ChunkedArray):
             encoded = encoded.unify_dictionaries().combine_chunks()
@@ -159,8 +158,7 @@ class Column:
     @cached_property
     def sign(self) -> str:
         """The percent or currency sign that every field has once; empty where there is none."""
-        import pyarrow.compute as pc
-
+        pc = compute()
         if not self._is_text or self.missing.all():
             return ""
         first = self.values[int(np.argmin(self.missing))].as_py()
@@ -198,8 +196,8 @@ class Column:
     def _plain(self, decimal: str) -> Any:
         """Return all values as float64 at once; None where some may not be plain numbers that float64 holds."""
         import pyarrow as pa
-        import pyarrow.compute as pc
 
+        pc = compute()
         if self.is_date:
             return None
         array = self.present
@@ -224,8 +222,7 @@ class Column:
 
     def _bare(self, decimals: str) -> Any:
         """Return the fields without signs, and without marks of thousands where groups and decimal mark are right."""
-        import pyarrow.compute as pc
-
+        pc = compute()
         array = self.present
         if self.sign:
             array = pc.replace_substring_regex(array, around(self.sign), r"\1\2\3")
@@ -237,8 +234,7 @@ class Column:
 
     def _pointed(self, decimal: str) -> Any:
         """Return the fields as plain numbers are written, with a decimal point; None where some have other marks."""
-        import pyarrow.compute as pc
-
+        pc = compute()
         array = self._bare(decimal)
         if decimal == ",":
             if pc.any(pc.match_substring(array, ".")).as_py():
@@ -277,17 +273,7 @@ def _missing_words() -> Any:
     return pa.array(sorted(MISSING), pa.string())
 
 
-def pool() -> Any:
-    """Return the allocator that needs least time and memory for long arrays, where Arrow has it."""
-    import pyarrow as pa
-
-    try:
-        return pa.jemalloc_memory_pool()
-    except NotImplementedError:
-        return pa.default_memory_pool()
-
-
-def _text(value: object) -> str:
+def _text(value: Any) -> str:
     """Return a typed value as text: whole floats without a fraction, times in the form of ISO 8601."""
     if isinstance(value, float):
         return f"{value:.0f}" if value.is_integer() and abs(value) <= LARGEST_WHOLE else repr(value)
@@ -300,8 +286,7 @@ def infer_decimal(columns: Iterable[Column], separator: str, usual: str = ".") -
     It is a point where commas separate the fields, and where every comma could separate thousands, unless the comma
     is `usual` for such files.
     """
-    import pyarrow.compute as pc
-
+    pc = compute()
     if separator == ",":
         return "."
     arrays = [column._bare(".,") for column in columns if column._is_text]
@@ -356,8 +341,7 @@ def boolean_words(column: Column) -> tuple[str, str]:
 
 def has_leading_zeros(column: Column) -> str | None:
     """Return a field that is a whole number with leading zeros, as in codes; None if there is none."""
-    import pyarrow.compute as pc
-
+    pc = compute()
     if not column._is_text:
         return None
     whole = column.values.filter(pc.invert(pc.match_substring(column.values, ".")))

@@ -336,4 +336,4 @@ def _sum(values: Any, width: int = 4096) -> float:
             part = added - total
             rest = (total - (added - part)) + (rest - part)
         lost = lost or rest.any()
-    return math.fsum(memoryview(values if lost else np.concatenate((*totals, values[whole:]))))
+    return math.fsum((values if lost else np.concatenate((*totals, values[whole:]))).data)

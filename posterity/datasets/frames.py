@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posterity.datasets.arrow import compute
 from posterity.errors import BadData, shown
 
 
@@ -76,15 +77,21 @@ def array_of(values: Any) -> Any:
     try:
         return pa.array(values, from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        missing = pa.array([value is None or value != value for value in values])
-        return pa.array([str(value) for value in values], pa.string(), mask=missing.to_numpy(zero_copy_only=False))
+        return pa.array([None if _is_missing(value) else str(value) for value in values], pa.string())
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a value of an object is None, NaN, NaT or pd.NA."""
+    return (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    )
 
 
 def _typed(array: Any, path: Path, name: str) -> Any:
     """Return an Arrow array as strings, booleans, int64, float64 or timestamps without a zone; nan becomes null."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
+    pc = compute()
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if pa.types.is_dictionary(array.type):

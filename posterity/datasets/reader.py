@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from posterity.datasets.arrow import compute
 from posterity.datasets.columns import Column
 from posterity.datasets.fields import MISSING, looks_numeric
 from posterity.datasets.splitting import EMPTY, SEPARATORS, longest, named, problem, split_fields
@@ -118,8 +119,7 @@ def take_header(records: Records, header: bool | None, target: str | None) -> tu
     is all numbers. Where no column is all numbers, it does unless the target is named like a column without a name
     (x1, x2, ...). Empty names become x1, x2, ... by position; duplicate names are refused.
     """
-    import pyarrow.compute as pc
-
+    pc = compute()
     first = [column[0].as_py() for column in records.columns]
     notes: list[str] = []
     if header is None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from posterity.datasets.columns import pool
+from posterity.datasets.arrow import compute, pool
 
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "whitespace": " "}
 """Separators by name; "whitespace" is any run of spaces and tabs."""
@@ -53,8 +53,7 @@ def split_fields(data: bytes, separator: str) -> Fields | None:
 
 def longest(column: Any) -> int:
     """Return the number of bytes of the longest field."""
-    import pyarrow.compute as pc
-
+    pc = compute()
     return pc.max(pc.binary_length(column)).as_py() or 0
 
 
@@ -84,9 +83,9 @@ def _is_simple(data: bytes, separator: str) -> bool:
 
 def _by_arrow(data: bytes, separator: str) -> Fields | None:
     import pyarrow as pa
-    import pyarrow.compute as pc
     from pyarrow import csv as arrow
 
+    pc = compute()
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if separator == " ":

@@ -274,14 +274,14 @@ def _with_roles(table: Table, targets: tuple[str, ...], task: str, category: fro
         several = f"{len(refused)} columns cannot be used. " if len(refused) > 1 else ""
         listed = " ".join(f"({place}) {words}" for place, words in enumerate(refused, start=1))
         raise BadData(f"{table.path}: {several}{listed if several else refused[0]}")
-    tasks = {name: _task(table.column(name), kinds[name], decimal, task, notes) for name in targets}
+    tasks: dict[str, Task] = {name: _task(table.column(name), kinds[name], decimal, task, notes) for name in targets}
     for name, own in tasks.items():
         if len(targets) > 1 and own != "regression":
             raise BadData(
                 f"{table.path}: several targets must be numbers to regress on, and {shown(name)} has classes. "
                 "Say the task regression (--task), or give one target."
             )
-    return replace(table, roles=Roles(targets, tasks[targets[0]], kinds, decimal), notes=tuple(notes))
+    return replace(table, roles=Roles(targets, next(iter(tasks.values())), kinds, decimal), notes=tuple(notes))
 
 
 def _task(column: Column, kind: Kind, decimal: str, task: str, notes: list[str]) -> Task:
