@@ -32,15 +32,18 @@ Kind = Literal["number", "boolean", "category", "date", "constant", "empty"]
 MOST_CATEGORIES = 50
 """Largest number of distinct values in a column of categories."""
 
+MOST_WORDS = 1000
+"""Distinct values of a column that are looked at one by one to say why it cannot be used."""
+
 
 @dataclass(frozen=True, eq=False)
 class Column:
     """A named column of an Arrow array: strings as written in a file, less surrounding spaces, or typed values.
 
-    Typed values are strings, booleans, int64, float64 or timestamps; missing ones are null. `written` says that strings
-    are fields of a file, of which some words mean that the value is missing. `lines` are the lines of the file, or the
-    rows of a frame from 0. `thousands` is the mark between groups of digits in numbers, and `order` whether the day or
-    the month comes first in dates, where they were given.
+    Typed values are strings, booleans, int64, float64 or timestamps; missing ones are null. The `source` is a text, in
+    which some words mean that a value is missing, another file, or a frame. `lines` are the lines of the text, or rows.
+    `thousands` is the mark between groups of digits in numbers, and `order` whether the day or the month comes first in
+    dates, where they were given.
     """
 
     path: Path
@@ -50,7 +53,7 @@ class Column:
     is_target: bool = False
     thousands: str = ""
     order: str = ""
-    written: bool = True
+    source: Literal["text", "file", "frame"] = "text"
 
     def __post_init__(self) -> None:
         if isinstance(self.values, (tuple, list)):
@@ -70,11 +73,11 @@ class Column:
     @property
     def place(self) -> str:
         """What `lines` count."""
-        return "line" if self.written else "row"
+        return "line" if self.source == "text" else "row"
 
     def option(self, word: str) -> str:
         """Return the option that treats this column otherwise, as the command line or Python spells it."""
-        return f"--{word} {shown(self.name)}" if self.written else f"{word}=[{shown(self.name)}]"
+        return f"{word}=[{shown(self.name)}]" if self.source == "frame" else f"--{word} {shown(self.name)}"
 
     def rows(self, index: Any) -> "Column":
         """Return the column with these rows only."""
@@ -96,7 +99,7 @@ class Column:
         """Whether each value is missing (N,)."""
         pc = compute()
         mask = self.values.is_null().to_numpy(zero_copy_only=False)
-        if self.written and self._is_text:
+        if self.source == "text" and self._is_text:
             mask = mask | pc.is_in(self.values, _missing_words()).to_numpy(zero_copy_only=False)
         return mask
 
@@ -174,16 +177,19 @@ class Column:
         if decimal not in self._parsed:
             values = self._plain(decimal)
             if values is None:
-                known = [number(word, decimal, self.thousands, self.sign) for word in self.words]
-                row = self.first(word for word, value in zip(self.words, known, strict=True) if value is None)
-                if row is not None:
-                    field = self.words[self.codes[row]]
-                    reason = trouble(field, decimal, self.thousands, self.sign)
-                    reason = reason or "is not a number, which the other rows have there"
-                    raise BadData(f"{self.at(row)}: {shown(field)} {reason}. Correct it, or leave the field empty.")
+                known = [self._number(word, decimal) for word in self.words]
                 values = np.array([*known, np.nan], dtype=np.float64)[self.codes]
             self._parsed[decimal] = values
         return self._parsed[decimal]
+
+    def _number(self, word: str, decimal: str) -> float:
+        value = number(word, decimal, self.thousands, self.sign)
+        if value is None:
+            reason = trouble(word, decimal, self.thousands, self.sign)
+            reason = reason or "is not a number, which the other rows have there"
+            row = self.first([word]) or 0
+            raise BadData(f"{self.at(row)}: {shown(word)} {reason}. Correct it, or leave the field empty.")
+        return value
 
     def is_number(self, decimal: str) -> bool:
         """Return whether every value is a number that float64 holds."""
@@ -206,11 +212,10 @@ class Column:
             if array is None:
                 return None
         try:
-            values = pc.cast(array, pa.float64(), memory_pool=pool()).to_numpy(
-                zero_copy_only=False
-            )  # takes inf and nan, too
+            floats = pc.cast(array, pa.float64(), memory_pool=pool())  # takes inf and nan, too
         except pa.ArrowInvalid:
             return None
+        values = floats.to_numpy(zero_copy_only=False)
         if np.isfinite(values).sum() + self.missing.sum() < len(values):
             return None
         doubtful = (np.abs(values) >= LARGEST_WHOLE) | (values == 0)  # digits may be lost
@@ -353,19 +358,20 @@ def has_leading_zeros(column: Column) -> str | None:
 def _refuse_disguises(column: Column, decimal: str) -> None:
     """Raise BadData at the first number with `trouble` or date, or at a text where other rows have numbers."""
     marks = (decimal, column.thousands, column.sign)
-    numeric = {word for word in column.words if number(word, *marks) is not None}
-    reasons = {word: trouble(word, *marks) for word in column.words if word not in numeric}
-    row = column.first(word for word, reason in reasons.items() if reason or dates.looks_like(word))
-    if row is not None:
-        field = column.words[column.codes[row]]
-        if reason := reasons[field]:
-            raise BadData(f"{column.at(row)}: {shown(field)} {reason}. {_remedy(reason, column, field)}")
-        remedy = "Turn it into numbers" if column.is_target else dates.remedy(column.words)
-        raise BadData(
-            f"{column.at(row)}: {shown(field)} is a date or time, which cannot be used. {remedy}, or "
-            f"{_way_out(column)}."
-        )
-    a_number, a_text = column.first(numeric), column.first(reasons)
+    words = column.words[:MOST_WORDS]
+    numeric = {word for word in words if number(word, *marks) is not None}
+    others = [word for word in words if word not in numeric]
+    for word in others:
+        row = column.first([word]) or 0
+        if reason := trouble(word, *marks):
+            raise BadData(f"{column.at(row)}: {shown(word)} {reason}. {_remedy(reason, column)}")
+        if dates.looks_like(word):
+            remedy = "Turn it into numbers" if column.is_target else dates.remedy(column.words)
+            raise BadData(
+                f"{column.at(row)}: {shown(word)} is a date or time, which cannot be used. {remedy}, or "
+                f"{_way_out(column)}."
+            )
+    a_number, a_text = column.first(numeric), column.first(others)
     if a_number is not None and a_text is not None:
         text, known = (shown(column.words[column.codes[row]]) for row in (a_text, a_number))
         raise BadData(
@@ -385,7 +391,7 @@ def _check_categories(column: Column) -> None:
         )
 
 
-def _remedy(reason: str, column: Column, field: str) -> str:
+def _remedy(reason: str, column: Column) -> str:
     if "nothing says which" in reason:
         return "Say the decimal mark (--decimal), or write numbers without separators."
     if "thousands" in reason:

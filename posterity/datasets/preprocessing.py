@@ -137,7 +137,7 @@ class Preprocessing:
 
     def _check_columns(self, table: Table) -> None:
         if self.named and not table.named:
-            if not table.columns[0].written:
+            if table.columns[0].source != "text":
                 raise BadData(
                     f"{table.path}: the columns have no names, but the model was fitted with named columns. "
                     f"Name them: {', '.join(map(shown, self.columns))}."

@@ -24,13 +24,16 @@ from posterity.datasets.dates import ORDERS
 from posterity.datasets.fields import THOUSANDS
 from posterity.datasets.files import HOST, content
 from posterity.datasets.frames import Frame, frame_of
-from posterity.datasets.packed import typed_sheet, unpacked
+from posterity.datasets.packed import Sheet, typed_sheet, unpacked
 from posterity.datasets.reader import read_records, take_header
 from posterity.errors import BadData, shown, unknown
 from posterity.numerics.random import Key
 
 MOST_CLASSES = 10
 """A target with at most this many distinct whole numbers is read as classes, unless the task is given."""
+
+MOST_REASONS = 20
+"""How many refused columns a message explains; it names all of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +80,7 @@ class Table:
     def column(self, name: str) -> Column:
         """Return the column of this name; raises BadData with the nearest name when there is none."""
         if name not in self._by_name:
-            file = not self.named and self.columns[0].written
+            file = not self.named and self.columns[0].source == "text"
             nameless = " The first line was taken as data; if it names the columns, say --header." if file else ""
             raise BadData(f"{self.path}: {unknown('column', name, self.names)}{nameless}")
         return self._by_name[name]
@@ -142,7 +145,7 @@ def read_table(
     data = unpacked(content(path), path)
     sheet = typed_sheet(data, path, header)
     if sheet is not None:
-        table = _of_frame(sheet.frame, path, sheet.lines, targets, sheet.notes)
+        table = _typed(sheet, path, "file", targets)
         return _settled(table, targets, task, drop, sheet.frame.categories | set(category))
     records = read_records(data, path, separator, encoding)
     del data
@@ -158,14 +161,15 @@ def read_table(
     return _settled(table, targets, task, drop, frozenset(category))
 
 
-def _of_frame(frame: Frame, path: Path, lines: Any, targets: tuple[str, ...], notes: tuple[str, ...] = ()) -> Table:
+def _typed(sheet: Sheet, path: Path, source: Literal["file", "frame"], targets: tuple[str, ...]) -> Table:
+    frame = sheet.frame
     lengths = {len(array) for array in frame.columns.values()}
     if len(lengths) != 1 or lengths == {0}:
         raise BadData(f"{path}: every column must have as many rows, one at least. Got {sorted(lengths)}.")
     columns = tuple(
-        Column(path, name, array, lines, name in targets, written=False) for name, array in frame.columns.items()
+        Column(path, name, array, sheet.lines, name in targets, source=source) for name, array in frame.columns.items()
     )
-    return Table(path, tuple(frame.columns), columns, "", frame.named, notes)
+    return Table(path, tuple(frame.columns), columns, "", frame.named, sheet.notes)
 
 
 def as_table(
@@ -202,8 +206,8 @@ def as_table(
             renamed = {name: f"target {new}" if new in taken else new for name, new in renamed.items()}
         columns = columns | {renamed[name]: array for name, array in own.columns.items()}
         targets, categories = tuple(renamed.values()), categories | {renamed[name] for name in own.categories}
-    frame = Frame(columns, frame.named, categories)
-    table = _of_frame(frame, path, np.arange(len(next(iter(columns.values()), ()))), targets)
+    lines = np.arange(len(next(iter(columns.values()), ())))
+    table = _typed(Sheet(Frame(columns, frame.named, categories), lines), path, "frame", targets)
     return _settled(table, targets, task, drop, categories)
 
 
@@ -271,9 +275,12 @@ def _with_roles(table: Table, targets: tuple[str, ...], task: str, category: fro
         except BadData as error:
             refused.append(str(error).removeprefix(f"{table.path}: "))
     if refused:
-        several = f"{len(refused)} columns cannot be used. " if len(refused) > 1 else ""
-        listed = " ".join(f"({place}) {words}" for place, words in enumerate(refused, start=1))
-        raise BadData(f"{table.path}: {several}{listed if several else refused[0]}")
+        if len(refused) == 1:
+            raise BadData(f"{table.path}: {refused[0]}")
+        listed = " ".join(f"({place}) {words}" for place, words in enumerate(refused[:MOST_REASONS], start=1))
+        others = ", ".join(shown(column.name) for column in table.columns if column.name not in kinds)
+        more = f" All of them: {others}." if len(refused) > MOST_REASONS else ""
+        raise BadData(f"{table.path}: {len(refused)} columns cannot be used. {listed}{more}")
     tasks: dict[str, Task] = {name: _task(table.column(name), kinds[name], decimal, task, notes) for name in targets}
     for name, own in tasks.items():
         if len(targets) > 1 and own != "regression":
