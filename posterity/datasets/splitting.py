@@ -97,10 +97,11 @@ def _by_arrow(data: bytes, separator: str) -> Fields | None:
     if count < 2:
         return None
     names = [str(place) for place in range(count)]
-    spaces = b" " in data or b"\xc2\xa0" in data or (b"\t" in data and separator != "\t")
+    quoted = b'"' in data
+    spaces = b" " in data or b"\xc2\xa0" in data or (b"\t" in data and (separator != "\t" or quoted))
     size = max(_PIECE, 2 * len(head), 2 * int(np.diff(ends).max(initial=0)))  # a line must fit into a block
     read = arrow.ReadOptions(column_names=names, block_size=size, use_threads=False)
-    parse = arrow.ParseOptions(delimiter=separator, quote_char='"' if b'"' in data else False, ignore_empty_lines=False)
+    parse = arrow.ParseOptions(delimiter=separator, quote_char='"' if quoted else False, ignore_empty_lines=False)
     convert = arrow.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), check_utf8=False)
     try:
         table = arrow.read_csv(pa.py_buffer(data), read, parse, convert, pool())

@@ -83,6 +83,7 @@ READ = {
     ),
     "semicolons": ("a;y\n1;0.5\n2;3\n", {}, {"a": [1, 2], "y": [0.5, 3]}, []),
     "tabs": ("a\ty\n1\t0.5\n2\t3\n", {}, {"a": [1, 2], "y": [0.5, 3]}, []),
+    "tabs inside quotes": ('c\ty\n"x\t"\t0.5\n"x\t"\t3\nu\t4\n', {}, {"c": ["x", "x", "u"], "y": [0.5, 3, 4]}, []),
     "pipes": ("a|y\n1|0.5\n2|3\n", {}, {"a": [1, 2], "y": [0.5, 3]}, []),
     "runs of spaces": ("  a   y  \n 1     0.5\n   2 3 \n", {}, {"a": [1, 2], "y": [0.5, 3]}, []),
     "spaces and tabs, said": ("a \t y\n1\t0.5\n2  3\n", {"separator": "whitespace"}, {"a": [1, 2], "y": [0.5, 3]}, []),
