@@ -1,4 +1,4 @@
-"""Where rows come from: data sets made on the spot, and text files with a target column."""
+"""Where rows come from: data sets made on the spot, and files of tables with a target column."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from posterity.storage import Part, decode, encode
 from posterity.storage.part import JSON
 from posterity.storage.schema import reading
 
-SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".data", ".tab")
+SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".data", ".tab", ".gz", ".zip", ".parquet", ".xlsx")
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +128,9 @@ def read_source(
         raise
     prepared = prepare(table, columns.test_fraction, seed, preprocessing, log_target=columns.log_target)
     config = {"sha256": digest, **as_json(columns), **how}
-    if not columns.log_target:
-        del config["log_target"]  # runs of earlier releases do not have it
+    for later in ("log_target", "thousands", "dates"):  # runs of earlier releases do not have them
+        if not config[later]:
+            del config[later]
     del config["task"]  # whether the task was given does not matter, the task does
     test = tuple(prepared.test.tolist())
     return Source(prepared.data, path.absolute(), prepared.preprocessing, table, test, config, prepared.notes)
