@@ -9,7 +9,7 @@ import torch
 from clitables import rows
 
 from posterity.cli.frame import tasks
-from posterity.cli.frame.scores import best
+from posterity.cli.frame.columns import best
 from posterity.datasets import load
 from posterity.report import files
 

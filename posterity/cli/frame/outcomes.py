@@ -10,9 +10,10 @@ import torch
 
 from posterity.cli.frame import tasks
 from posterity.cli.frame.baselines import Baseline, baselines
+from posterity.cli.frame.columns import scores
 from posterity.cli.frame.methods import RECIPES
 from posterity.cli.frame.output import error_line, hint_line, log
-from posterity.cli.frame.scores import chains_of, evidence, far_away, negative_limits, scores
+from posterity.cli.frame.scores import chains_of, evidence, far_away, negative_limits
 from posterity.cli.frame.tasks import Stage, Task, kl_weight, warm_up
 from posterity.errors import Diverged, PosterityError
 from posterity.posteriors import Posterior

@@ -87,8 +87,8 @@ def compare(
 
 def _document(task: "Task", rows: "list[Outcome]", files: Files) -> dict[str, Any]:
     """All that there is to tell, as JSON."""
+    from posterity.cli.frame.columns import best, columns
     from posterity.cli.frame.outcomes import shares
-    from posterity.cli.frame.scores import best, columns
 
     worked = {outcome.word: outcome for outcome in rows if outcome.worked}
     winners = best({word: outcome.numbers for word, outcome in worked.items()}, task.data)
@@ -136,7 +136,8 @@ def _verdict(task: "Task", worked: "dict[str, Outcome]") -> dict[str, Any] | Non
     """
     from dataclasses import asdict
 
-    from posterity.cli.frame.scores import elsewhere, nll_rows
+    from posterity.cli.frame.columns import nll_rows
+    from posterity.cli.frame.scores import elsewhere
     from posterity.cli.frame.verdict import Candidate, judge
 
     order = [*(word for word in worked if word not in RECIPES), *(word for word in RECIPES if word in worked)]
@@ -158,7 +159,7 @@ def _print(document: dict[str, Any], task: "Task") -> None:
     from rich.text import Text
 
     from posterity.cli.frame.baselines import baselines
-    from posterity.cli.frame.scores import columns
+    from posterity.cli.frame.columns import columns
     from posterity.cli.frame.tasks import describe
 
     out, shown = console(), columns(task.data)

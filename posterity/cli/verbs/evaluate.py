@@ -25,8 +25,8 @@ def evaluate(
     as_json: o.Json = False,
 ) -> None:
     """Score the posterior in RUN on rows whose targets are known."""
+    from posterity.cli.frame.columns import columns, scores
     from posterity.cli.frame.folders import find_rows, find_run
-    from posterity.cli.frame.scores import columns, scores
     from posterity.cli.frame.sources import say_notes
 
     opened = find_run(run)

@@ -79,7 +79,7 @@ def _run(slot: Any, task: "Task", name: str, every: "Checkpoint", *, force: bool
     """Run all stages and put the result in its place; the seconds that this took."""
     from dataclasses import replace
 
-    from posterity.cli.frame.scores import scores
+    from posterity.cli.frame.columns import scores
     from posterity.cli.frame.tasks import fitting_threads, run_stage
     from posterity.errors import Diverged
     from posterity.storage import Part
@@ -112,11 +112,11 @@ def _run(slot: Any, task: "Task", name: str, every: "Checkpoint", *, force: bool
 def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: bool) -> None:
     from rich.text import Text
 
+    from posterity.cli.frame.columns import columns
     from posterity.cli.frame.folders import open_run
     from posterity.cli.frame.scores import (
         chains_line,
         chains_of,
-        columns,
         evidence,
         evidence_line,
         negative_limits,
