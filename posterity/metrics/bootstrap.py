@@ -62,13 +62,13 @@ def bootstrap(
     """
     between_zero_and_one("bootstrap: level", level)
     whole_number("bootstrap: resamples", resamples, least=2)
-    value, count, key = metric(pred, y), len(pred), Key(seed)
+    count, key = len(pred), Key(seed)
     if not count:
         raise BadData("bootstrap needs at least one row. Got none. Check how the data were split or filtered.")
     rows: Callable[[Predictive, Tensor], Tensor] | None = getattr(metric, "rows", None)
     tails = 0.5 * (1.0 - level), 0.5 * (1.0 + level)
     if rows is None:
-        y = torch.as_tensor(y)
+        value, y = metric(pred, y), torch.as_tensor(y)
         everything = torch.arange(count, device="cpu")
         weighted: Callable[[Predictive, Tensor, Tensor], Tensor] | None = getattr(metric, "weighted", None)
         chosen = (_chosen(1, count, key.fold(number))[0] for number in range(resamples))
@@ -81,6 +81,7 @@ def bootstrap(
         left = left if count > 1 else values.new_full((1,), value)
         return Bootstrap(value, *_accelerated(values[~values.isnan()], value, left[~left.isnan()], tails))
     scores, of_mean = rows(pred, y).double().cpu(), metric.of_mean  # type: ignore[attr-defined]
+    value = of_mean(float(scores.mean()))
     means, errors = _resampled(scores, resamples, key)
     mean, error = float(scores.mean()), float(scores.std()) / math.sqrt(count) if count > 1 else 0.0
     if bool(((scores == scores.min()) | (scores == scores.max())).all()) or not math.isfinite(error):

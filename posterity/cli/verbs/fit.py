@@ -125,7 +125,7 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
     from posterity.cli.frame.tasks import describe, kl_weight, kl_weight_line
 
     posterior = open_run(slot.path)[1]
-    values = slot.scores(column.key for column in columns(task.data))
+    values = slot.scores(("test_nll",))
     tuned, told = evidence(posterior, task), chains_of(posterior, task)
     if as_json:
         print_json(
@@ -145,7 +145,8 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
             }
         )
         return
-    shown = "   ".join(f"{column.heading} {column.shown(values[column.key])}" for column in columns(task.data))
+    known = [column for column in columns(task.data) if column.key in values]  # earlier releases stored fewer
+    shown = "   ".join(f"{column.heading} {column.shown(values[column.key])}" for column in known)
     out = console()
     out.print(Text(f"{task.data.name}, {RECIPES[name].label}, network {describe(task)}", "bold"), soft_wrap=True)
     out.print(Text(f"{len(task.data.test)} test rows:   {shown}"), soft_wrap=True)
