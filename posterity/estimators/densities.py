@@ -39,8 +39,8 @@ class Pool:
     def of(cls, moments: Mapping[str, Moments], targets: Tensor, weights: Tensor) -> "Pool":
         """Minimise the squared error over all subsets of the candidates."""
         names = list(moments)
-        errors = torch.stack([(targets - moments[name].mean).flatten() for name in names])  # (K, n T)
-        shares = weights.repeat_interleave(targets.shape[1]) / weights.sum()
+        errors = torch.stack([(targets - moments[name].mean).flatten().double() for name in names])  # (K, n T)
+        shares = weights.double().repeat_interleave(targets.shape[1]) / weights.sum()
         products = (errors * shares) @ errors.T
         products = products + 1e-10 * products.diagonal().mean() * torch.eye(len(names)).to(products)
         best, least = {}, math.inf

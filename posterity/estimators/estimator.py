@@ -210,7 +210,8 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
 
     def guarantee(self, level: float = 0.9) -> str:
         """Return what `conformal` promises of intervals or sets of this level, in a sentence."""
-        return self._conformal().guarantee(level)
+        sentence: str = self._conformal().guarantee(level)
+        return sentence
 
     def _conformal(self) -> Any:
         check_is_fitted(self)
