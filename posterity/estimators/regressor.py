@@ -34,8 +34,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
     standardised: a `Likelihood` that is given is about y as it comes. "student-t" has 4 degrees of freedom,
     "heteroscedastic" makes the noise an output of the network, "poisson" is for counts, with the log rate as output.
 
-    **Limit**: as the method. `auto` has Gaussian-like likelihoods of its own. Columns with one value are left out, so
-    are texts of more than 50 different values refused.
+    **Limit**: as the method; `auto` chooses its own noise. Columns with one value are left out. Texts with more than 50
+    different values are refused.
 
     **Cost**: as the method; `auto` about `seconds`.
 
