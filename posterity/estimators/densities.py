@@ -42,7 +42,8 @@ class Pool:
         errors = torch.stack([(targets - moments[name].mean).flatten().double() for name in names])  # (K, n T)
         shares = weights.double().repeat_interleave(targets.shape[1]) / weights.sum()
         products = (errors * shares) @ errors.T
-        products = products + 1e-10 * products.diagonal().mean() * torch.eye(len(names)).to(products)
+        jitter = 1e-10 * products.diagonal().mean() + 1e-30  # candidates may agree, and may have no error at all
+        products = products + jitter * torch.eye(len(names)).to(products)
         best, least = {}, math.inf
         for size in range(1, len(names) + 1):
             for subset in combinations(range(len(names)), size):
