@@ -14,7 +14,7 @@ from posterity.cli.frame.options import ReadingOptions, TableOptions
 from posterity.cli.frame.output import UsageError, option_values
 from posterity.cli.frame.sources import Source, find_data, other_source, own_source, stored_hashes, stored_preprocessing
 from posterity.datasets import TOYS, Preprocessing
-from posterity.datasets.reader import SEPARATORS
+from posterity.datasets.splitting import SEPARATORS
 from posterity.errors import BadData, BadFolder, shown, unknown
 from posterity.networks import MLP
 from posterity.options import as_json, describe, from_mapping, types, words
