@@ -24,10 +24,11 @@ from torch import Tensor
 
 from benchmarks.harness import context, parser, write
 from posterity.cli.frame.baselines import baselines
-from posterity.cli.frame.methods import RECIPES, MethodOption
-from posterity.cli.frame.options import ReadingOptions, Settings, TableOptions
+from posterity.cli.frame.options import MethodOption, ReadingOptions, TableOptions
 from posterity.cli.frame.tasks import describe, make_task, run_stage
 from posterity.predictive import Predictive
+from posterity.recipes.methods import RECIPES
+from posterity.recipes.settings import Settings
 
 SPLITS = 5
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 import posterity
-from posterity.cli.frame.options import Settings
 from posterity.options import table
+from posterity.recipes.settings import Settings
 
 PAGE = Path(__file__).parent / "reference.md"
 HEAD = """# Reference

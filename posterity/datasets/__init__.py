@@ -4,6 +4,7 @@ Files are looked for in POSTERITY_DATA and the user's cache. How rows reach a ne
 """
 
 from posterity.datasets.dataset import DataSet, LabelledData
+from posterity.datasets.encodings import InputColumn, TargetColumn
 from posterity.datasets.files import cache_folder, data_folder
 from posterity.datasets.images import cifar10, cifar10_test, mnist, mnist_test, read_idx
 from posterity.datasets.posteriordb import (
@@ -13,15 +14,8 @@ from posterity.datasets.posteriordb import (
     posteriordb_data,
     posteriordb_draws,
 )
-from posterity.datasets.preprocessing import (
-    InputColumn,
-    PreparedTable,
-    Preprocessing,
-    TargetColumn,
-    Transformed,
-    prepare,
-)
-from posterity.datasets.table import Table, read_table, split
+from posterity.datasets.preprocessing import PreparedTable, Preprocessing, Transformed, prepare
+from posterity.datasets.table import Table, as_table, read_table, split
 from posterity.datasets.toys import LINE_BIAS, LINE_WEIGHT, TOYS, blobs, line, load, sine, two_moons
 from posterity.datasets.uci import UCI_CLASSIFICATION, UCI_REGRESSION, uci_classification, uci_regression
 
@@ -41,6 +35,7 @@ __all__ = [
     "Table",
     "TargetColumn",
     "Transformed",
+    "as_table",
     "blobs",
     "cache_folder",
     "cifar10",

@@ -1,166 +1,288 @@
-"""Columns of strings: their kind, their values, and the labels of a target."""
+"""Columns of strings as a file writes them, or of typed values: their kind, their numbers, the labels of a target."""
 
-import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+
+from posterity.datasets import dates
+from posterity.datasets.arrow import compute, pool
+from posterity.datasets.fields import (
+    BOOLEANS,
+    CODE,
+    COMMA,
+    GROUPED,
+    LARGEST_WHOLE,
+    MISSING,
+    POINT,
+    SIGNS,
+    THOUSANDS,
+    around,
+    grouped,
+    number,
+    trouble,
+)
 from posterity.errors import BadData, shown
 
-MISSING = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?"})
-"""Fields that mark a missing value, exactly as written here: `none` and `na` are values."""
-
-BOOLEANS = (("false", "true"), ("no", "yes"), ("f", "t"))
-"""Pairs of words (0, 1), in any case, that make a column boolean."""
-
-LARGEST_WHOLE = 2**53  # larger whole numbers lose digits as float64
-
-# Each pattern can split a field in one way only, so that matching takes time in proportion to the field's length.
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_WHOLE = re.compile(r"[+-]?[0-9]+")
-_COMMA = re.compile(r"[+-]?(?:[0-9]+,[0-9]*|,[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_GROUPED = re.compile(
-    r"[+-]?[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+|(?:\.[0-9]{3})+|(?:[ _'\u2019\u00a0\u202f][0-9]{3})+)(?:[.,][0-9]+)?"
-)
-_HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")
-_UNIT = re.compile(r"[+-]?[$€£¥] ?[0-9][0-9.,]*|[+-]?[0-9.,]*[0-9] ?[%$€£¥]")
-_FORTRAN = re.compile(r"[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+)[dD][+-]?[0-9]+")
-_MINUS = re.compile(r"[\u2010-\u2013\u2212][0-9.,]*[0-9]")
-_ERROR = re.compile(r"#(?:N/A|DIV/0!|VALUE!|REF!|NUM!|NAME\?|NULL!|####*)")
-_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
-_DATE = re.compile(
-    r"[0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}(?:[T ].*)?"
-    r"|[0-9]{4}-(?:0[1-9]|1[0-2])"
-    r"|[0-9]{1,2}[-/.][0-9]{1,2}[-/.](?:[0-9]{4}|[0-9]{2})(?: .*)?"
-    r"|[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?: ?[ap]m)?"
-    rf"|[0-9]{{1,2}}\.?[ -]{_MONTH}[ -][0-9]{{2,4}}(?: .*)?"
-    rf"|{_MONTH} [0-9]{{1,2}},? [0-9]{{4}}(?: .*)?",
-    re.IGNORECASE,
-)
-
-
-def number(field: str, decimal: str = ".") -> float | None:
-    """Return the number in a field with the given decimal mark; None for text and for a number with `trouble`.
-
-    >>> number("-1.5e3"), number("2,5", decimal=","), number("2,5"), number("1e400"), number("inf")
-    (-1500.0, 2.5, None, None, None)
-    """
-    text = _pointed(field, decimal)
-    if not _NUMBER.fullmatch(text):
-        return None
-    value = float(text)
-    return None if _loss(text, value) else value
-
-
-def trouble(field: str, decimal: str = ".") -> str | None:
-    """Return why a field that looks like a number cannot be read as one; None for plain numbers and other text.
-
-    >>> trouble("1e400")
-    'is too large: numbers end at 1.8e308'
-    >>> trouble("0x1F"), trouble("12"), trouble("red")
-    ('is hexadecimal', None, None)
-    """
-    text = _pointed(field, decimal)
-    if _NUMBER.fullmatch(text):
-        return _loss(text, float(text))
-    if _GROUPED.fullmatch(field):
-        if _COMMA.fullmatch(field):
-            return "has a thousands separator or a decimal comma, and nothing says which"
-        return "has a thousands separator"
-    if _COMMA.fullmatch(field):
-        return "has a decimal comma where a decimal point is expected"
-    if _NUMBER.fullmatch(field):
-        return "has a decimal point where a decimal comma is expected"
-    for pattern, reason in _FORMS:
-        if pattern.fullmatch(field):
-            return reason
-    try:
-        value = float(field)  # accepts more than this reader: inf, 1_0, digits of other scripts
-    except ValueError:
-        return None
-    return "is infinite" if math.isinf(value) else "is not written as a plain number, such as -1234.5 or 1.2e-3"
-
-
-def looks_numeric(field: str) -> bool:
-    """Return whether a field is a number with either decimal mark, or one with `trouble`."""
-    return number(field) is not None or trouble(field) is not None
-
-
-def _pointed(field: str, decimal: str) -> str:
-    if decimal == ".":
-        return field
-    return field.replace(",", ".") if "." not in field else f"not {field}"
-
-
-def _loss(text: str, value: float) -> str | None:
-    """Return why float64 cannot hold a number; None where it can."""
-    if math.isinf(value):
-        return "is too large: numbers end at 1.8e308"
-    if value == 0 and re.search("[1-9]", re.split("[eE]", text)[0]):
-        return "is too small: numbers but zero begin at 5e-324"
-    digits = text.lstrip("+-0")  # Python refuses to read more than 4300 digits, be they zeros
-    if abs(value) >= LARGEST_WHOLE and _WHOLE.fullmatch(text) and int(digits) > LARGEST_WHOLE:
-        return f"would lose digits: whole numbers are exact up to {LARGEST_WHOLE} only"
-    return None
-
-
-_FORMS = (
-    (_HEXADECIMAL, "is hexadecimal"),
-    (_UNIT, "has a percent or currency sign"),
-    (_FORTRAN, "has the exponent letter D: write E"),
-    (_MINUS, "has a typographic minus sign: write -"),
-    (_ERROR, "is the error of a spreadsheet"),
-)
-
-
-Kind = Literal["number", "boolean", "category", "constant", "empty"]
+Kind = Literal["number", "boolean", "category", "date", "constant", "empty"]
 
 MOST_CATEGORIES = 50
 """Largest number of distinct values in a column of categories."""
 
+MOST_WORDS = 1000
+"""Distinct values of a column that are looked at one by one to say why it cannot be used."""
+
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """A named column: its fields as written, less surrounding spaces, and the line of each in the file."""
+    """A named column of an Arrow array: strings as written in a file, less surrounding spaces, or typed values.
+
+    Typed values are strings, booleans, int64, float64 or timestamps; missing ones are null. The `source` is a text, in
+    which some words mean that a value is missing, another file, or a frame. `lines` are the lines of the text, or rows.
+    `thousands` is the mark between groups of digits in numbers, and `order` whether the day or the month comes first in
+    dates, where they were given.
+    """
 
     path: Path
     name: str
-    fields: tuple[str, ...]
-    lines: tuple[int, ...]
+    values: Any  # an Arrow array, maybe in chunks, or a sequence of strings to make one of
+    lines: Any  # (N,) int64
     is_target: bool = False
+    thousands: str = ""
+    order: str = ""
+    source: Literal["text", "file", "frame"] = "text"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.values, (tuple, list)):
+            import pyarrow as pa
+
+            object.__setattr__(self, "values", pa.array(self.values, pa.string()))
+        object.__setattr__(self, "lines", np.asarray(self.lines, dtype=np.int64))
+
+    def __len__(self) -> int:
+        """Number of values N."""
+        return len(self.values)
 
     def at(self, row: int) -> str:
-        """Return the location of the field of a row for messages: `data.csv: line 3, column 'age'`."""
-        return f"{self.path}: line {self.lines[row]}, column {shown(self.name)}"
-
-    def rows(self, index: Sequence[int]) -> "Column":
-        """Return the column with these rows only."""
-        fields, lines = tuple(self.fields[row] for row in index), tuple(self.lines[row] for row in index)
-        return replace(self, fields=fields, lines=lines)
+        """Return the location of the value of a row for messages: `data.csv: line 3, column 'age'`."""
+        return f"{self.path}: {self.place} {self.lines[row]}, column {shown(self.name)}"
 
     @property
-    def missing(self) -> int:
-        """Number of missing values."""
-        return sum(field in MISSING for field in self.fields)
+    def place(self) -> str:
+        """What `lines` count."""
+        return "line" if self.source == "text" else "row"
 
-    def numbers(self, decimal: str) -> list[float | None]:
-        """Return the fields as numbers, None where missing; raises BadData at the first that is not a number."""
-        values = [None if field in MISSING else number(field, decimal) for field in self.fields]
-        for row, (field, value) in enumerate(zip(self.fields, values, strict=True)):
-            if value is None and field not in MISSING:
-                reason = trouble(field, decimal) or "is not a number, which the other rows have there"
-                raise BadData(f"{self.at(row)}: {shown(field)} {reason}. Correct it, or leave the field empty.")
+    def option(self, word: str) -> str:
+        """Return the option that treats this column otherwise, as the command line or Python spells it."""
+        return f"{word}=[{shown(self.name)}]" if self.source == "frame" else f"--{word} {shown(self.name)}"
+
+    def rows(self, index: Any) -> "Column":
+        """Return the column with these rows only."""
+        index = np.asarray(index, dtype=np.int64)
+        column = replace(self, values=self.values.take(index), lines=self.lines[index])
+        column._parsed.update({marks: values[index] for marks, values in self._parsed.items()})
+        return column
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The values as text: fields as written, other values as Python writes them, "" where they are missing."""
+        if self._is_text:
+            return tuple(field or "" for field in self.values.to_pylist())
+        words = (*self.words, "")
+        return tuple(words[code] for code in self.codes.tolist())
+
+    @cached_property
+    def missing(self) -> Any:
+        """Whether each value is missing (N,)."""
+        pc = compute()
+        mask = self.values.is_null().to_numpy(zero_copy_only=False)
+        if self.source == "text" and self._is_text:
+            mask = mask | pc.is_in(self.values, _missing_words()).to_numpy(zero_copy_only=False)
+        return mask
+
+    @cached_property
+    def present(self) -> Any:
+        """The Arrow array with null in place of missing values."""
+        import pyarrow as pa
+
+        pc = compute()
+        if self.missing.sum() == self.values.null_count:
+            return self.values
+        return pc.if_else(pa.array(self.missing), pa.scalar(None, self.values.type), self.values)
+
+    @property
+    def varies(self) -> bool:
+        """Whether the values, missing ones aside, differ in how they are written."""
+        pc = compute()
+        if self.missing.all():
+            return False
+        first = self.values[int(np.argmin(self.missing))]
+        return bool(pc.any(pc.not_equal(self.present, first)).as_py())
+
+    @cached_property
+    def _encoded(self) -> tuple[Any, tuple[str, ...]]:
+        import pyarrow as pa
+
+        pc = compute()
+        encoded = pc.dictionary_encode(self.present)
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.unify_dictionaries().combine_chunks()
+        words = tuple(map(_text, encoded.dictionary.to_pylist()))
+        return pc.fill_null(encoded.indices, len(words)).to_numpy(zero_copy_only=False), words
+
+    @property
+    def codes(self) -> Any:
+        """The place of each value among the `words` (N,), their number where it is missing."""
+        return self._encoded[0]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The different values as text, in order of first appearance."""
+        return self._encoded[1]
+
+    def first(self, words: Iterable[str]) -> int | None:
+        """Return the first row with one of these words."""
+        wanted = set(words)
+        rows = np.flatnonzero(np.array([word in wanted for word in self.words] + [False])[self.codes])
+        return int(rows[0]) if len(rows) else None
+
+    @property
+    def _is_text(self) -> bool:
+        return str(self.values.type) == "string"
+
+    @property
+    def is_date(self) -> bool:
+        """Whether the values are typed as dates."""
+        return str(self.values.type).startswith("timestamp")
+
+    @cached_property
+    def sign(self) -> str:
+        """The percent or currency sign that every field has once; empty where there is none."""
+        pc = compute()
+        if not self._is_text or self.missing.all():
+            return ""
+        first = self.values[int(np.argmin(self.missing))].as_py()
+        sign = next((letter for letter in first if letter in SIGNS), "")
+        return sign if sign and pc.all(pc.equal(pc.count_substring(self.present, sign), 1)).as_py() else ""
+
+    @cached_property
+    def _parsed(self) -> dict[str, Any]:
+        return {}
+
+    def numbers(self, decimal: str) -> Any:
+        """Return the values as float64 (N,), nan where missing; raises BadData at the first that is not a number."""
+        if decimal not in self._parsed:
+            values = self._plain(decimal)
+            if values is None:
+                known = [self._number(word, decimal) for word in self.words]
+                values = np.array([*known, np.nan], dtype=np.float64)[self.codes]
+            self._parsed[decimal] = values
+        return self._parsed[decimal]
+
+    def _number(self, word: str, decimal: str) -> float:
+        value = number(word, decimal, self.thousands, self.sign)
+        if value is None:
+            reason = trouble(word, decimal, self.thousands, self.sign)
+            reason = reason or "is not a number, which the other rows have there"
+            row = self.first([word]) or 0
+            raise BadData(f"{self.at(row)}: {shown(word)} {reason}. Correct it, or leave the field empty.")
+        return value
+
+    def is_number(self, decimal: str) -> bool:
+        """Return whether every value is a number that float64 holds."""
+        try:
+            self.numbers(decimal)
+        except BadData:
+            return False
+        return True
+
+    def _plain(self, decimal: str) -> Any:
+        """Return all values as float64 at once; None where some may not be plain numbers that float64 holds."""
+        import pyarrow as pa
+
+        pc = compute()
+        if self.is_date:
+            return None
+        array = self.present
+        if self._is_text:
+            array = self._pointed(decimal)
+            if array is None:
+                return None
+        try:
+            floats = pc.cast(array, pa.float64(), memory_pool=pool())  # takes inf and nan, too
+        except pa.ArrowInvalid:
+            return None
+        values = floats.to_numpy(zero_copy_only=False)
+        if np.isfinite(values).sum() + self.missing.sum() < len(values):
+            return None
+        doubtful = (np.abs(values) >= LARGEST_WHOLE) | (values == 0)  # digits may be lost
+        if self._is_text and doubtful.any():
+            for word in pc.unique(array.filter(pa.array(doubtful))).to_pylist():
+                if number(word) is None:
+                    return None
         return values
 
-    def truths(self, words: Sequence[str]) -> list[float | None]:
-        """Return the fields as 0 and 1, the first and second of `words` in any case; None where missing."""
+    def _bare(self, decimals: str) -> Any:
+        """Return the fields without signs, and without marks of thousands where groups and decimal mark are right."""
+        pc = compute()
+        array = self.present
+        if self.sign:
+            array = pc.replace_substring_regex(array, around(self.sign), r"\1\2\3")
+        if self.thousands:
+            groups = pc.match_substring_regex(array, grouped(self.thousands, decimals))
+            joined = pc.replace_substring_regex(array, f"[{THOUSANDS[self.thousands]}]", "")
+            array = pc.if_else(groups, joined, array)
+        return array
+
+    def _pointed(self, decimal: str) -> Any:
+        """Return the fields as plain numbers are written, with a decimal point; None where some have other marks."""
+        pc = compute()
+        array = self._bare(decimal)
+        if decimal == ",":
+            if pc.any(pc.match_substring(array, ".")).as_py():
+                return None
+            array = pc.replace_substring(array, ",", ".")
+        return pc.binary_join_element_wise(array, "e-2", "") if self.sign == "%" else array
+
+    def truths(self, words: Sequence[str]) -> Any:
+        """Return the values as 0 and 1 (N,), the first and second of `words` in any case; nan where missing."""
         truth = {words[0].casefold(): 0.0, words[1].casefold(): 1.0}
-        for row, field in enumerate(self.fields):
-            if field not in MISSING and field.casefold() not in truth:
-                raise BadData(f"{self.at(row)}: {words[0]} or {words[1]} is wanted. Got {shown(field)}. Correct it.")
-        return [None if field in MISSING else truth[field.casefold()] for field in self.fields]
+        row = self.first(word for word in self.words if word.casefold() not in truth)
+        if row is not None:
+            field = self.words[self.codes[row]]
+            raise BadData(f"{self.at(row)}: {words[0]} or {words[1]} is wanted. Got {shown(field)}. Correct it.")
+        return np.array([*(truth[word.casefold()] for word in self.words), np.nan])[self.codes]
+
+    def times(self, order: str = "") -> Any:
+        """Return the values as datetime64 in microseconds (N,), NaT where missing; raises BadData at other values.
+
+        `order` says whether the day or the month comes first, where the values themselves do not say.
+        """
+        if self.is_date:
+            return self.values.to_numpy(zero_copy_only=False).astype("datetime64[us]")
+        known = dates.parsed(self.words, self.order or order)
+        row = self.first(word for word, time in zip(self.words, known, strict=True) if np.isnat(time))
+        if row is not None:
+            field = self.words[self.codes[row]]
+            raise BadData(f"{self.at(row)}: {shown(field)} is no date such as 2020-01-31, which the other rows have.")
+        return np.append(known, np.datetime64("NaT"))[self.codes]
+
+
+@cache
+def _missing_words() -> Any:
+    import pyarrow as pa
+
+    return pa.array(sorted(MISSING), pa.string())
+
+
+def _text(value: Any) -> str:
+    """Return a typed value as text: whole floats without a fraction, times in the form of ISO 8601."""
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() and abs(value) <= LARGEST_WHOLE else repr(value)
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def infer_decimal(columns: Iterable[Column], separator: str, usual: str = ".") -> str:
@@ -169,92 +291,101 @@ def infer_decimal(columns: Iterable[Column], separator: str, usual: str = ".") -
     It is a point where commas separate the fields, and where every comma could separate thousands, unless the comma
     is `usual` for such files.
     """
+    pc = compute()
     if separator == ",":
         return "."
+    arrays = [column._bare(".,") for column in columns if column._is_text]
     commas = False
-    for column in columns:
-        for field in column.fields:
-            if "." in field and _NUMBER.fullmatch(field):
-                return "."
-            commas = commas or (_COMMA.fullmatch(field) is not None and (usual == "," or not _GROUPED.fullmatch(field)))
-    return "," if commas else "."
+    for array in arrays:
+        found = array.filter(pc.match_substring(array, ","))
+        found = found.filter(pc.match_substring_regex(found, COMMA))
+        if usual != ",":
+            found = found.filter(pc.invert(pc.match_substring_regex(found, GROUPED)))
+        commas = commas or len(found) > 0
+    if not commas or any(pc.any(pc.match_substring_regex(array, POINT)).as_py() for array in arrays):
+        return "."
+    return ","
 
 
 def infer_kind(column: Column, decimal: str, as_category: bool = False) -> Kind:
-    """Return the kind of a column; raises BadData, with a remedy, for text, dates, and numbers with `trouble`.
+    """Return the kind of a column; raises BadData, with a remedy, for text and for numbers with `trouble`.
 
     - `empty`: no values. `constant`: the same value in every row.
     - `number`: plain numbers only (a single distinct one beside missing values is a `category`: present or not).
     - `boolean`: both words of one pair of `BOOLEANS` and no other, in any case.
+    - `date`: days, with or without a time, whose year is written in full; never of a target.
     - `category`: text with at most `MOST_CATEGORIES` distinct values, some repeated; or by `as_category`.
     """
-    present = [field for field in column.fields if field not in MISSING]
-    distinct = set(present)
-    if not distinct:
+    if column.missing.all():
         return "empty"
-    if len(distinct) == 1 and len(present) == len(column.fields):
+    varies = column.varies
+    if not varies and not column.missing.any():
         return "constant"
     if as_category:
-        _check_categories(column, present, distinct)
+        _check_categories(column)
         return "category"
-    numeric = {field for field in distinct if number(field, decimal) is not None}
-    if len(numeric) == len(distinct):
-        return "number" if len(distinct) > 1 else "category"
-    if any({word.casefold() for word in distinct} == set(pair) for pair in BOOLEANS):
+    if str(column.values.type) != "bool" and column.is_number(decimal):
+        return "number" if varies else "category"
+    if any({word.casefold() for word in column.words} == set(pair) for pair in BOOLEANS):
         return "boolean"
-    _refuse_numbers_in_disguise(column, decimal, numeric)
-    _refuse_mixture(column, numeric)
-    _check_categories(column, present, distinct)
+    if not column.is_target and (column.is_date or dates.is_readable(column.words, column.order)):
+        return "date" if varies else "category"
+    _refuse_disguises(column, decimal)
+    _check_categories(column)
     return "category"
 
 
 def boolean_words(column: Column) -> tuple[str, str]:
     """Return the two words of a boolean column as they are first written there, the word of 0 first."""
     written: dict[str, str] = {}
-    for field in column.fields:
-        if field not in MISSING:
-            written.setdefault(field.casefold(), field)
+    for word in column.words:
+        written.setdefault(word.casefold(), word)
     zero, one = next(pair for pair in BOOLEANS if written.keys() <= set(pair))
     return written.get(zero, zero), written.get(one, one)
 
 
 def has_leading_zeros(column: Column) -> str | None:
     """Return a field that is a whole number with leading zeros, as in codes; None if there is none."""
-    return next((f for f in column.fields if _WHOLE.fullmatch(f) and len(f) > 1 and f[0] == "0"), None)
+    pc = compute()
+    if not column._is_text:
+        return None
+    whole = column.values.filter(pc.invert(pc.match_substring(column.values, ".")))
+    whole = whole.filter(pc.starts_with(whole, "0"))
+    codes = whole.filter(pc.match_substring_regex(whole, CODE))
+    return codes[0].as_py() if len(codes) else None
 
 
-def _refuse_numbers_in_disguise(column: Column, decimal: str, numeric: set[str]) -> None:
-    for row, field in enumerate(column.fields):
-        if field in MISSING or field in numeric:
-            continue
-        reason = trouble(field, decimal)
-        if reason:
-            raise BadData(f"{column.at(row)}: {shown(field)} {reason}. {_remedy(reason, column)}")
-        if _DATE.fullmatch(field):
+def _refuse_disguises(column: Column, decimal: str) -> None:
+    """Raise BadData at the first number with `trouble` or date, or at a text where other rows have numbers."""
+    marks = (decimal, column.thousands, column.sign)
+    words = column.words[:MOST_WORDS]
+    numeric = {word for word in words if number(word, *marks) is not None}
+    others = [word for word in words if word not in numeric]
+    for word in others:
+        row = column.first([word]) or 0
+        if reason := trouble(word, *marks):
+            raise BadData(f"{column.at(row)}: {shown(word)} {reason}. {_remedy(reason, column)}")
+        if dates.looks_like(word):
+            remedy = "Turn it into numbers" if column.is_target else dates.remedy(column.words)
             raise BadData(
-                f"{column.at(row)}: {shown(field)} is a date or time, which cannot be used. Turn it into numbers, "
-                f"or {_way_out(column)}."
+                f"{column.at(row)}: {shown(word)} is a date or time, which cannot be used. {remedy}, or "
+                f"{_way_out(column)}."
             )
-
-
-def _refuse_mixture(column: Column, numeric: set[str]) -> None:
-    if not numeric:
-        return
-    rows = [row for row, field in enumerate(column.fields) if field not in MISSING]
-    a_number = next(row for row in rows if column.fields[row] in numeric)
-    a_text = next(row for row in rows if column.fields[row] not in numeric)
-    raise BadData(
-        f"{column.at(a_text)}: {shown(column.fields[a_text])} is text, where line {column.lines[a_number]} has the "
-        f"number {shown(column.fields[a_number])}. Correct it, take the column as categories "
-        f"(--category {shown(column.name)}), or {_way_out(column)}."
-    )
-
-
-def _check_categories(column: Column, present: list[str], distinct: set[str]) -> None:
-    if len(distinct) > MOST_CATEGORIES or len(distinct) == len(present):
-        repeated = "" if len(distinct) > MOST_CATEGORIES else ", none repeated"
+    a_number, a_text = column.first(numeric), column.first(others)
+    if a_number is not None and a_text is not None:
+        text, known = (shown(column.words[column.codes[row]]) for row in (a_text, a_number))
         raise BadData(
-            f"{column.path}: column {shown(column.name)} is text: {len(distinct)} different values in {len(present)} "
+            f"{column.at(a_text)}: {text} is text, where {column.place} {column.lines[a_number]} has the number "
+            f"{known}. Correct it, take the column as categories ({column.option('category')}), or {_way_out(column)}."
+        )
+
+
+def _check_categories(column: Column) -> None:
+    distinct, present = len(column.words), int((~column.missing).sum())
+    if distinct > MOST_CATEGORIES or distinct == present:
+        repeated = "" if distinct > MOST_CATEGORIES else ", none repeated"
+        raise BadData(
+            f"{column.path}: column {shown(column.name)} is text: {distinct} different values in {present} "
             f"fields{repeated}. A column of categories has at most {MOST_CATEGORIES}, and some repeated. "
             f"You may {_way_out(column)}."
         )
@@ -263,13 +394,15 @@ def _check_categories(column: Column, present: list[str], distinct: set[str]) ->
 def _remedy(reason: str, column: Column) -> str:
     if "nothing says which" in reason:
         return "Say the decimal mark (--decimal), or write numbers without separators."
+    if "thousands" in reason:
+        return f"Say the mark (--thousands), correct it, or {_way_out(column)}."
     if "lose digits" in reason:
-        return f"Take the column as categories (--category {shown(column.name)}), or {_way_out(column)}."
+        return f"Take the column as categories ({column.option('category')}), or {_way_out(column)}."
     return f"Correct it, or {_way_out(column)}."
 
 
 def _way_out(column: Column) -> str:
-    return "name another target" if column.is_target else f"leave the column out (--drop {shown(column.name)})"
+    return "name another target" if column.is_target else f"leave the column out ({column.option('drop')})"
 
 
 def class_names(column: Column, kind: Kind, decimal: str) -> tuple[str, ...]:
@@ -277,25 +410,26 @@ def class_names(column: Column, kind: Kind, decimal: str) -> tuple[str, ...]:
 
     Every spelling is a class of its own: `1`, `1.0` and `01` are three, and so are `yes`, `Yes` and `YES`.
     """
-    labels = set(column.fields) - MISSING
-    return tuple(
-        sorted(labels, key=(lambda label: (_meaning(label, kind, decimal), label)) if kind != "category" else str)
-    )
+    if kind == "category":
+        return tuple(sorted(column.words))
+    marks = (decimal, column.thousands, column.sign)
+    return tuple(sorted(column.words, key=lambda label: (_meaning(label, kind, [marks]), label)))
 
 
-def classes_by_meaning(classes: Sequence[str], kind: Kind, decimal: str | None = None) -> dict[str | float, list[str]]:
+def classes_by_meaning(classes: Sequence[str], kind: Kind, *marks: tuple[str, ...]) -> dict[str | float, list[str]]:
     """Return the labels that mean the same by what they mean: their number, or the word without regard to case.
 
-    Without a decimal mark, which labels of an earlier file do not tell, a label is read with either.
+    `marks` are arguments of `number`. Without them, which labels of an earlier file do not tell, a label is read with
+    either decimal mark.
     """
     alike: dict[str | float, list[str]] = {}
     for label in classes:
-        alike.setdefault(_meaning(label, kind, decimal), []).append(label)
+        alike.setdefault(_meaning(label, kind, marks or ((".",), (",",))), []).append(label)
     return alike
 
 
-def _meaning(label: str, kind: Kind, decimal: str | None) -> str | float:
+def _meaning(label: str, kind: Kind, marks: Iterable[tuple[str, ...]]) -> str | float:
     if kind != "number":
         return label.casefold()
-    values = [number(label, mark) for mark in ((decimal,) if decimal else (".", ","))]
+    values = (number(label, *own) for own in marks)
     return next((value for value in values if value is not None), label)

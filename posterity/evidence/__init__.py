@@ -1,4 +1,4 @@
-"""The log evidence log p(D), its bounds and estimates, and hyper-parameters that maximise it.
+"""The log evidence log p(D), its bounds and estimates, hyper-parameters that maximise it, and stacking.
 
 The loops that alternate with a fit are in `methods`; the bounds of wide networks in closed form are in `theory`.
 """
@@ -10,6 +10,7 @@ from posterity.evidence.importance import Importance, LeaveOneOut, importance, l
 from posterity.evidence.m_steps import Expected, Gamma, Maximisation, NoiseScale, PriorScale
 from posterity.evidence.marginal import Groups, Marginal, PerLayer, PerTensor, Shared, laplace_evidence, residual_sums
 from posterity.evidence.retuned import MacKayUpdate, ValidationGrid, marginal_likelihood, retuned
+from posterity.evidence.stacking import Stacking, stacked
 from posterity.evidence.tuning import Evidence, MacKay, Tuned, Tuning, present_precision, tuned_joint
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "PredictiveFit",
     "PriorScale",
     "Shared",
+    "Stacking",
     "Tuned",
     "Tuning",
     "ValidationGrid",
@@ -47,5 +49,6 @@ __all__ = [
     "prior_monte_carlo",
     "residual_sums",
     "retuned",
+    "stacked",
     "tuned_joint",
 ]

@@ -1,12 +1,13 @@
 """Inference: `infer` with its loop over steps, the protocol `Method`, traces, callbacks, checkpoints, plans, executors.
 
-Algorithms are in `methods`. Nothing else in the library loops over steps.
+Folds for cross-validation are here too. Algorithms are in `methods`. Nothing else in the library loops over steps.
 """
 
 from posterity.inference.callbacks import Callback, EarlyStopping, ProgressBar, Validation
 from posterity.inference.checkpoint import Checkpoint
 from posterity.inference.choose_tempering import ChosenTempering, choose_tempering
 from posterity.inference.executor import Batched, Executor, Processes, Sequential
+from posterity.inference.folds import Fold, folds
 from posterity.inference.infer import infer
 from posterity.inference.memory import Plan, plan
 from posterity.inference.method import Footprint, Info, Method, Traits
@@ -20,6 +21,7 @@ __all__ = [
     "ChosenTempering",
     "EarlyStopping",
     "Executor",
+    "Fold",
     "Footprint",
     "Info",
     "Method",
@@ -34,6 +36,7 @@ __all__ = [
     "Traits",
     "Validation",
     "choose_tempering",
+    "folds",
     "infer",
     "plan",
 ]

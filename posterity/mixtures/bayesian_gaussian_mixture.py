@@ -262,7 +262,7 @@ class BayesianGaussianMixture(MixtureEstimator):
         self._keep(locals())
 
     def fit(self, X: Any, y: Any = None, *, sample_weight: Any = None, labels: Any = None) -> Self:
-        """Fit to rows X (N, D) or (N,), with weights (N,) and known components (N,), -1 if unknown; y is not used."""
+        """Fit to rows X (N, D), with weights (N,) and known components (N,), -1 if unknown; y is not used."""
         self._check_settings()
         one_of("weight_concentration_prior_type", self.weight_concentration_prior_type, WEIGHTS)
         family, key = Family(WEIGHTS[self.weight_concentration_prior_type], self._kind()), as_key(self.random_state)
@@ -298,7 +298,7 @@ class BayesianGaussianMixture(MixtureEstimator):
         """
         self._refuse_unfitted()
         self._refuse_other_names(X)
-        rows = as_rows(X, sample_weight, labels, len(self.means_), self.n_features_in_)
+        rows = as_rows(X, sample_weight, labels, len(self.means_), self._expected)
         prior = prior_of(
             self._fitted_family,
             rows,

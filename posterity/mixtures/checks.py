@@ -19,21 +19,23 @@ LARGEST = {torch.float32: 1e30, torch.float64: 1e140}  # sums of such numbers, a
 HEAVIEST = 1e20  # the largest sum of row weights at which weighted sums of squares are finite
 
 
-def as_points(value: object, name: str = "X", dimensions: int | None = None) -> Tensor:
-    """Convert rows (N, D), or (N,) for one column, to a float32 or float64 tensor, which shares memory where it can.
+def as_points(value: object, name: str = "X", expected: tuple[str, int] | None = None) -> Tensor:
+    """Convert rows (N, D) to a float32 or float64 tensor, which shares memory where it can.
 
-    Takes lists, arrays and data frames of numbers; integers become float64. `dimensions` is the D of a fitted mixture.
+    Takes lists, arrays and data frames of numbers; integers become float64. `expected` is the class and the D of a
+    fitted mixture.
     """
     points = _numbers(value, name)
-    if points.dim() == 1:
-        points = points.unsqueeze(1)
-    if points.dim() != 2 or not points.numel():
-        raise BadData(
-            f"{name} must have rows and columns, (N, D), or (N,) for one column, and be not empty. "
-            f"Got shape {tuple(points.shape)}."
-        )
-    if dimensions is not None and points.shape[1] != dimensions:
-        raise BadData(f"{name} must have {dimensions} columns, as in fit. Got {points.shape[1]}.")
+    shape = tuple(points.shape)
+    if len(shape) != 2:
+        hint = f"Reshape your data: {name}.reshape(-1, 1) is one column." if len(shape) == 1 else "Reshape your data."
+        raise BadData(f"{name} must have rows and columns, (N, D). Got shape {shape}. {hint}")
+    for count, word in zip(shape, ("sample", "feature"), strict=True):
+        if not count:
+            raise BadData(f"{name} has 0 {word}(s) (shape={shape}) while a minimum of 1 is required.")
+    if expected is not None and shape[1] != expected[1]:
+        owner, count = expected
+        raise BadData(f"{name} has {shape[1]} features, but {owner} is expecting {count} features as input, as in fit.")
     if not points.is_floating_point():
         points = points.double()
     elif points.dtype not in (torch.float32, torch.float64):
@@ -49,9 +51,11 @@ def as_points(value: object, name: str = "X", dimensions: int | None = None) -> 
     return points
 
 
-def as_rows(X: object, sample_weight: object, labels: object, components: int, dimensions: int | None = None) -> Rows:
+def as_rows(
+    X: object, sample_weight: object, labels: object, components: int, expected: tuple[str, int] | None = None
+) -> Rows:
     """Make rows with weights and labels, centred at their weighted mean."""
-    points = as_points(X, dimensions=dimensions)
+    points = as_points(X, expected=expected)
     weights = as_row_weights(sample_weight, points)
     if weights is None:
         centre = points.mean(0).to(torch.float64)
@@ -166,7 +170,7 @@ def _numbers(value: object, name: str) -> Tensor:
         if value.layout != torch.strided:
             raise BadData(f"{name} must be dense. Got a sparse tensor. Use {name}.to_dense().")
         if value.is_complex():
-            raise BadData(f"{name} must hold real numbers. Got {value.dtype}.")
+            raise BadData(f"Complex data not supported: {name} must hold real numbers. Got {value.dtype}.")
         return value.detach()
     if hasattr(value, "toarray"):
         raise BadData(f"{name} must be dense. Got a sparse matrix. Use {name}.toarray().")
@@ -178,13 +182,29 @@ def _numbers(value: object, name: str) -> Tensor:
         # Columns of different or nullable dtypes make an array of objects; missing numbers become NaN.
         if array.dtype.kind == "O" and all(getattr(dtype, "kind", "O") in "fiub" for dtype in frame.dtypes):
             array = frame.to_numpy(dtype=np.float64, na_value=np.nan)
-        return as_tensor(array, name)
+        value = array
     if isinstance(value, (list, tuple)):
         try:
             value = np.asarray(value)
         except ValueError as error:
             raise BadData(f"{name} must have rows of equal length. Got lists of different lengths.") from error
+    if hasattr(value, "__array__"):
+        value = np.asarray(value)
+        if value.dtype.kind == "c":
+            raise BadData(f"Complex data not supported: {name} must hold numbers. Got an array of {value.dtype}.")
+        if value.dtype.kind == "O":
+            value = _from_objects(value, name)
     return as_tensor(value, name)
+
+
+def _from_objects(array: Any, name: str) -> Any:
+    """Convert an array of objects to float64; strings are refused, whatever they say."""
+    if not any(isinstance(entry, (str, bytes)) for entry in array.flat):
+        try:
+            return array.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name} must hold numbers: {error}.") from error
+    return array
 
 
 def _per_row(value: object, name: str, points: Tensor) -> Tensor:

@@ -276,7 +276,12 @@ class MixtureEstimator(ABC):
     def _points(self, X: Any) -> Tensor:
         self._refuse_unfitted()
         self._refuse_other_names(X)
-        return as_points(X, dimensions=self.n_features_in_)
+        return as_points(X, expected=self._expected)
+
+    @property
+    def _expected(self) -> tuple[str, int]:
+        """The class and the number of columns, for `as_points`."""
+        return type(self).__name__, self.n_features_in_
 
     def _refuse_other_names(self, X: Any) -> None:
         """Raise unless the columns of a data frame are the columns of fit, in their order."""
@@ -289,7 +294,12 @@ class MixtureEstimator(ABC):
 
     def _refuse_unfitted(self) -> None:
         if not self.__sklearn_is_fitted__():
-            raise ValueError(f"This {type(self).__name__} is not fitted yet. Call fit(X) first.")
+            message = f"This {type(self).__name__} is not fitted yet. Call fit(X) first."
+            try:
+                from sklearn.exceptions import NotFittedError
+            except ImportError:
+                raise ValueError(message) from None
+            raise NotFittedError(message)
 
 
 def given_as(tensor: Tensor, like: Any) -> Any:

@@ -108,7 +108,7 @@ class GaussianMixture(MixtureEstimator):
     with "random" responsibilities. With more than 32768 rows a random subset provides the seeds. `random_state` is a
     whole number, a numpy generator or a `Key`; None is 0, so that fits repeat.
 
-    Rows are (N, D), or (N,) for one dimension; arrays give arrays, tensors give tensors on their device. Parameters,
+    Rows are (N, D); arrays give arrays, tensors give tensors on their device. Parameters,
     sums and results are float64, whatever the dtype of the rows.
 
     **Limit**: a local maximum. With a floor the bound may fall by O(`reg_covar`); with an `InverseWishart` a round that
@@ -162,7 +162,7 @@ class GaussianMixture(MixtureEstimator):
         self._keep(locals())
 
     def fit(self, X: Any, y: Any = None, *, sample_weight: Any = None, labels: Any = None) -> Self:
-        """Fit to rows X (N, D) or (N,), with weights (N,) and labels (N,) that are -1 where unknown; y is not used."""
+        """Fit to rows X (N, D), with weights (N,) and labels (N,) that are -1 where unknown; y is not used."""
         self._check_settings()
         kind, key = self._kind(), as_key(self.random_state)
         regularisation = self.reg_covar if isinstance(self.reg_covar, InverseWishart) else Floor(self.reg_covar)

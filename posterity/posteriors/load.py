@@ -31,15 +31,19 @@ def load(path: str | os.PathLike[str], model: nn.Module | Density) -> Posterior:
     folder = RunFolder(path)
     if folder.exists() and "posterior" not in folder.parts() and "run" in folder.parts():
         raise BadFolder(f"{os.fspath(path)!r} holds a run, no posterior. Run infer to its end, then q.save() it.")
-    part, shown = folder.read("posterior"), repr(os.fspath(path))
+    return posterior_of(folder.read("posterior"), model, repr(os.fspath(path)))
+
+
+def posterior_of(part: Part, model: nn.Module | Density, where: str, name: str = "posterior") -> Posterior:
+    """Read the posterior in the part `name` of the run folder `where`; see `load`."""
     kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
     is_density = "density" in _components(part)[0]
     if is_density and not isinstance(model, Density):
-        raise BadFolder(f"{shown} holds the posterior of a Density. Pass that Density, not {kind}.")
+        raise BadFolder(f"{where} holds the posterior of a Density. Pass that Density, not {kind}.")
     if not is_density and not isinstance(model, nn.Module):
-        raise BadFolder(f"{shown} holds the posterior of a network. Pass that nn.Module, not {kind}.")
+        raise BadFolder(f"{where} holds the posterior of a network. Pass that nn.Module, not {kind}.")
     problem = Network(model) if isinstance(model, nn.Module) else model
-    with reading(f"Run folder {shown}: part 'posterior'"):
+    with reading(f"Run folder {where}: part {name!r}"):
         if "mixture" not in part.config:
             return _read(dict(part.config), dict(part.tensors), problem, part.older)
         return _mixture(part, problem)

@@ -1,9 +1,19 @@
-"""Distributions of targets, and the integrators that make them from Gaussian or drawn network outputs.
+"""Distributions of targets, the integrators that make them from network outputs, and conformal prediction on them.
 
 Scores of predictives are in `metrics`.
 """
 
+from posterity.predictive.affine import AffinePredictive
 from posterity.predictive.classes import ClassPredictive
+from posterity.predictive.conformal import (
+    Conformal,
+    ConformalIntervals,
+    ConformalScore,
+    ConformalSets,
+    Quantiles,
+    Residual,
+    Studentised,
+)
 from posterity.predictive.draws import DrawsPredictive, from_blocks, from_outputs
 from posterity.predictive.exact import Exact, joint_gaussian
 from posterity.predictive.exponential import ExponentialPredictive
@@ -11,13 +21,19 @@ from posterity.predictive.gaussian import GaussianPredictive, moment_matched
 from posterity.predictive.information import label_information
 from posterity.predictive.integrator import Integrator, MonteCarlo
 from posterity.predictive.mixture import MixturePredictive, mixed
+from posterity.predictive.normals import NormalsPredictive
 from posterity.predictive.predictive import Predictive
 from posterity.predictive.probit import LaplaceBridge, Probit, ProbitPhi, laplace_bridge, probit_kappa
 from posterity.predictive.quadrature import probit_phi, sigmoid_gaussian, softmax_gaussian
 from posterity.predictive.temperature_scaling import TemperatureScaling
 
 __all__ = [
+    "AffinePredictive",
     "ClassPredictive",
+    "Conformal",
+    "ConformalIntervals",
+    "ConformalScore",
+    "ConformalSets",
     "DrawsPredictive",
     "Exact",
     "ExponentialPredictive",
@@ -26,9 +42,13 @@ __all__ = [
     "LaplaceBridge",
     "MixturePredictive",
     "MonteCarlo",
+    "NormalsPredictive",
     "Predictive",
     "Probit",
     "ProbitPhi",
+    "Quantiles",
+    "Residual",
+    "Studentised",
     "TemperatureScaling",
     "from_blocks",
     "from_outputs",

@@ -13,8 +13,8 @@ import posterity
 
 ROOT = Path(posterity.__file__).parent
 PROJECT = ROOT.parent
-INTERNAL = ("cli", "jacobians", "numerics", "special", "storage")
-HEAVY = ("sklearn", "pandas", "matplotlib", "typer", "rich", "platformdirs", "scipy", "jinja2")
+INTERNAL = ("cli", "jacobians", "numerics", "recipes", "special", "storage")
+HEAVY = ("sklearn", "pandas", "pyarrow", "matplotlib", "typer", "rich", "platformdirs", "scipy", "jinja2")
 SUBPACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
 
@@ -48,7 +48,7 @@ import sys
 for name in {HEAVY!r}:
     sys.modules[name] = None
 import torch, posterity as po
-for name in {[name for name in SUBPACKAGES if name not in ("cli", "report")]!r}:
+for name in {[name for name in SUBPACKAGES if name not in ("cli", "report", "estimators")]!r}:
     __import__(f"posterity.{{name}}")
 x = torch.linspace(-1, 1, 8).unsqueeze(1)
 joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(), po.priors.Normal(), num_data=8)

@@ -7,8 +7,8 @@ import pytest
 
 import posterity as po
 from posterity.cli.frame.folders import open_run
-from posterity.cli.frame.methods import structure
-from posterity.cli.frame.options import STRUCTURES
+from posterity.recipes.methods import structure
+from posterity.recipes.settings import STRUCTURES
 
 pytestmark = pytest.mark.cpu
 FREE = ("--hidden", "5", "--device", "cpu", "-q")  # scales that are left out are chosen by the evidence

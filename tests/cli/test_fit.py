@@ -23,7 +23,7 @@ def fit_words(folder, *options):
 
 def test_a_run_folder_has_the_posterior_the_trace_and_the_task(fitted):
     folder = RunFolder(fitted)
-    assert folder.parts() == ("posterior", "scores", "task", "trace")
+    assert folder.parts() == ("posterior", "rows", "scores", "task", "trace")
     task = folder.read("task").config
     assert {name: task[name] for name in ("data", "method", "seed", "steps")} == {
         "data": "two-moons",
@@ -102,7 +102,15 @@ def test_a_finished_run_is_not_run_again(run, fitted, content, monkeypatch):
     assert content(fitted) == before
     document = json.loads(run(*fit_words(fitted, "--json")).out)
     assert document["finished_already"] is True
-    assert document["scores"].keys() == {"test_nll", "ece", "accuracy"}
+    assert document["scores"].keys() == {
+        "test_nll",
+        "ece",
+        "accuracy",
+        "auroc",
+        "average_precision",
+        "brier",
+        "balanced_accuracy",
+    }
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from posterity.cli.frame.folders import open_run
-from posterity.cli.frame.methods import RECIPES, estimator
-from posterity.cli.frame.options import ESTIMATORS
 from posterity.methods import MeanField
 from posterity.methods.parts.gradients import Flipout, LocalReparameterisation, WeightSampling
+from posterity.recipes.methods import RECIPES, estimator
+from posterity.recipes.settings import ESTIMATORS
 
 pytestmark = pytest.mark.cpu
 TINY = ("--hidden", "5", "--steps", "30", "--prior-scale", "1", "--device", "cpu", "-q")
@@ -88,7 +88,7 @@ def test_a_run_is_kept_predicted_scored_and_gone_on_with(run, tmp_path, monkeypa
     scored = run("evaluate", folder)
     assert scored.code == 0
     assert "MeanField" in scored.out
-    assert json.loads(run("evaluate", folder, "--json").out)["scores"].keys() == {"test_nll", "ece", "accuracy"}
+    assert json.loads(run("evaluate", folder, "--json").out)["scores"].keys() >= {"test_nll", "ece", "accuracy"}
 
 
 def _interrupt(state):

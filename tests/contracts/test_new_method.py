@@ -130,14 +130,14 @@ COMMAND = """
 import importlib.util, sys
 from pathlib import Path
 
-import posterity.cli.frame, posterity.methods
+import posterity.methods, posterity.recipes
 
-table = Path(posterity.cli.frame.__file__).with_name("methods.py")
+table = Path(posterity.recipes.__file__).with_name("methods.py")
 row = 'Recipe("descent", "Descent", lambda settings, joint: _method("Descent", steps=settings.steps)),'
 text = table.read_text().replace("for recipe in (", "for recipe in (" + row, 1)
 for name, path, source in (
     ("posterity.methods.descent", "descent.py", Path(sys.argv[1], "descent.py").read_text()),
-    ("posterity.cli.frame.methods", str(table), text),
+    ("posterity.recipes.methods", str(table), text),
 ):
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, None))
     sys.modules[name] = module

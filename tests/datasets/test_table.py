@@ -1,6 +1,8 @@
 """Tables: nasty files with their documented outcomes, tasks, and splits."""
 
 import contextlib
+import gzip
+import math
 import re
 import time
 from pathlib import Path
@@ -9,16 +11,8 @@ import pytest
 import torch
 
 from posterity.datasets import read_table, split
-from posterity.datasets.columns import (
-    MISSING,
-    Column,
-    has_leading_zeros,
-    infer_decimal,
-    infer_kind,
-    looks_numeric,
-    number,
-    trouble,
-)
+from posterity.datasets.columns import Column, has_leading_zeros, infer_decimal, infer_kind
+from posterity.datasets.fields import MISSING, looks_numeric, number, trouble
 from posterity.datasets.table import stratified
 from posterity.errors import BadData
 
@@ -37,7 +31,10 @@ def values(table):
     for column in table.columns:
         kind = table.roles.kinds[column.name]
         if kind == "number":
-            found[column.name] = column.numbers(table.roles.decimal)
+            known = column.numbers(table.roles.decimal).tolist()
+            found[column.name] = [None if math.isnan(value) else value for value in known]
+        elif kind == "date":
+            found[column.name] = [None if time is None else time.isoformat() for time in column.times().tolist()]
         elif kind == "boolean":
             found[column.name] = [
                 None if field in MISSING else field.casefold() in ("true", "yes", "t") for field in column.fields
@@ -86,6 +83,7 @@ READ = {
     ),
     "semicolons": ("a;y\n1;0.5\n2;3\n", {}, {"a": [1, 2], "y": [0.5, 3]}, []),
     "tabs": ("a\ty\n1\t0.5\n2\t3\n", {}, {"a": [1, 2], "y": [0.5, 3]}, []),
+    "tabs inside quotes": ('c\ty\n"x\t"\t0.5\n"x\t"\t3\nu\t4\n', {}, {"c": ["x", "x", "u"], "y": [0.5, 3, 4]}, []),
     "pipes": ("a|y\n1|0.5\n2|3\n", {}, {"a": [1, 2], "y": [0.5, 3]}, []),
     "runs of spaces": ("  a   y  \n 1     0.5\n   2 3 \n", {}, {"a": [1, 2], "y": [0.5, 3]}, []),
     "spaces and tabs, said": ("a \t y\n1\t0.5\n2  3\n", {"separator": "whitespace"}, {"a": [1, 2], "y": [0.5, 3]}, []),
@@ -218,6 +216,66 @@ READ = {
         {"a": ["2020-01-01"] * 2, "b": [1, 2], "y": [0.5, 3]},
         [],
     ),
+    "percent": ("a,y\n5%,2\n5%,3\n6.25 %,4\n,5\n", {}, {"a": [0.05, 0.05, 0.0625, None], "y": [2, 3, 4, 5]}, []),
+    "thousands, said": (
+        'a,b,y\n"1,234,567.5",$1,2\n"-12,345","$1,234.50",3\n999,$0,4\n',
+        {"thousands": ",", "separator": ","},
+        {"a": [1234567.5, -12345, 999], "b": [1, 1234.5, 0], "y": [2, 3, 4]},
+        [],
+    ),
+    "points between thousands, said": (
+        "a;y\n1.234,5;2\n1.234;3\n2,5;4\n",
+        {"thousands": "."},
+        {"a": [1234.5, 1234, 2.5], "y": [2, 3, 4]},
+        ["The separator is semicolon. Taken as parts of fields: comma."],
+    ),
+    "spaces between thousands, said": (
+        "a;b;y\n1 234,5;1\u00a0000 €;2\n-12\u202f345;2 000 €;3\n2,5;999,5 €;4\n",
+        {"thousands": " "},
+        {"a": [1234.5, -12345, 2.5], "b": [1000, 2000, 999.5], "y": [2, 3, 4]},
+        ["The separator is semicolon. Taken as parts of fields: comma.", "Numbers have a decimal comma."],
+    ),
+    "apostrophes between thousands, said": (
+        "a,y\n1'234.5,2\n1\u2019234\u2019567,3\n",
+        {"thousands": "'"},
+        {"a": [1234.5, 1234567], "y": [2, 3]},
+        [],
+    ),
+    "the order of days and months, said": (
+        "d,y\n1/2/2020,2\n3/2/2020,3\n",
+        {"dates": "month-first"},
+        {"d": ["2020-01-02T00:00:00", "2020-03-02T00:00:00"], "y": [2, 3]},
+        [],
+    ),
+    "one currency": (
+        "a;y\n€ 5,50;2\n-€6;3\n;4\n",
+        {},
+        {"a": [5.5, -6, None], "y": [2, 3, 4]},
+        ["The separator is semicolon. Taken as parts of fields: comma.", "Numbers have a decimal comma."],
+    ),
+    "days": (
+        "d,y\n2020-01-31,2\n2020-02-01T12:30,3\n,4\n",
+        {},
+        {"d": ["2020-01-31T00:00:00", "2020-02-01T12:30:00", None], "y": [2, 3, 4]},
+        [],
+    ),
+    "days with names": (
+        "d,y\n31 Jan 2020,2\nFebruary 1 2020 9:30 pm,3\n",
+        {},
+        {"d": ["2020-01-31T00:00:00", "2020-02-01T21:30:00"], "y": [2, 3]},
+        [],
+    ),
+    "days in one order only": (
+        "d,e,f,y\n1/2/2020,1/2/2020,1.2.2020,2\n13/2/2020,1/13/2020,3.2.2020,3\n",
+        {},
+        {
+            "d": ["2020-02-01T00:00:00", "2020-02-13T00:00:00"],
+            "e": ["2020-01-02T00:00:00", "2020-01-13T00:00:00"],
+            "f": ["2020-02-01T00:00:00", "2020-02-03T00:00:00"],
+            "y": [2, 3],
+        },
+        [],
+    ),
     "names in other scripts": (
         "größe,цена,年\n1,0.5,red\n2,3,red\n3,4,blau\n",
         {"target": "цена"},
@@ -234,8 +292,11 @@ REFUSED = {
     "only a mark": (b"\xef\xbb\xbf", {}, "table.csv: the file is empty"),
     "names only": ("a,b,y\n", {}, "table.csv: the file has the names of 3 columns and no rows"),
     "binary": (b"a,y\n1,2\n\x00\x01\x02", {}, "not a text file: line 3 has a NUL byte"),
-    "spreadsheet": (b"PK\x03\x04rest", {}, "not a text file but a spreadsheet or zip archive. Export it as CSV"),
-    "gzip": (b"\x1f\x8b\x08rest", {}, "not a text file but a gzip archive. Unpack it first"),
+    "a damaged zip archive": (b"PK\x03\x04rest", {}, "cannot be unpacked: File is not a zip file. Unpack it by other"),
+    "a damaged gzip archive": (b"\x1f\x8b\x08rest", {}, "cannot be unpacked: "),
+    "half a gzip archive": (gzip.compress(b"a,y\n1,2\n3,4\n")[:-9], {}, "cannot be unpacked: Compressed file ended"),
+    "an old spreadsheet": (b"\xd0\xcf\x11\xe0rest", {}, "not a text file but an old spreadsheet. Export it as CSV"),
+    "a damaged Parquet file": (b"PAR1rest", {}, "not a Parquet file that can be read"),
     "utf-16 without a mark": ("a,y\n1,2\n".encode("utf-16-le"), {}, "not a text file: line 1 has a NUL byte"),
     "half a utf-16 letter": ("a,y\n1,2\n".encode("utf-16")[:-1], {}, "is not utf-16: truncated data"),
     "a bad byte in utf-8": (
@@ -321,8 +382,19 @@ REFUSED = {
         "line 3, column 'a': '2.5' has a decimal point where a decimal comma is expected",
     ),
     "a quoted decimal comma": ('a,y\n1,2\n"1,5",3\n', {}, "line 3, column 'a': '1,5' has a decimal comma where"),
-    "percent": ("a,y\n5%,2\n5%,3\n6 %,4\n", {}, "line 2, column 'a': '5%' has a percent or currency sign"),
+    "percent and none": ("a,y\n5%,2\n5,3\n6 %,4\n", {}, "line 2, column 'a': '5%' has a percent or currency sign"),
     "money": ("a,y\n$5.00,2\n$5.00,3\n€6,4\n", {}, "line 2, column 'a': '$5.00' has a percent or currency sign"),
+    "groups that are not of three digits": (
+        'a,y\n"1,234",2\n"1,23",3\n',
+        {"thousands": ","},
+        "line 3, column 'a': '1,23' has a decimal comma where a decimal point is expected",
+    ),
+    "money with thousands": (
+        'a,y\n"$1,234.50",2\n$3,3\n',
+        {},
+        "'$1,234.50' has a thousands separator. Say the mark (--th",
+    ),
+    "a percentage that is none": ("a,y\n5%,2\nfive %,3\n", {}, "'five %' is text, where line 2 has the number '5%'"),
     "a typographic minus": ("a,y\n1,2\n\u22125,3\n", {}, "has a typographic minus sign"),
     "digits of another script": ("a,y\n1,2\n٣,3\n", {}, "line 3, column 'a': '٣' is not written as a plain number"),
     "the exponent letter D": ("a,y\n1.5D+03,2\n1.5D+03,3\n2.5D+03,4\n", {}, "has the exponent letter D: write E"),
@@ -339,7 +411,19 @@ REFUSED = {
         {},
         "line 2, column 'a': 'x' is text, where line 4 has the number '1'",
     ),
-    "days": ("d,y\n2020-01-31,2\n2020-02-01,3\n", {}, "line 2, column 'd': '2020-01-31' is a date or time"),
+    "days in either order": (
+        "d,y\n1/2/2020,2\n3/2/2020,3\n",
+        {},
+        "line 2, column 'd': '1/2/2020' is a date or time, which cannot be used. Day and month may be either way "
+        "round: say which (--dates day-first or month-first), or leave the column out (--drop 'd').",
+    ),
+    "days in both orders": (
+        "d,y\n13/2/2020,2\n3/22/2020,3\n",
+        {},
+        "'13/2/2020' is a date or time, which cannot be used. Write all rows as 2020-01-31",
+    ),
+    "a day that is none": ("d,y\n2020-02-30,2\n2020-02-01,3\n", {}, "line 2, column 'd': '2020-02-30' is a date or"),
+    "a month alone": ("d,y\n2020-02,2\n2020-03,3\n", {}, "line 2, column 'd': '2020-02' is a date or time"),
     "days and hours": (
         "d,y\nx,2\nx,1\n2020-01-31T10:00:00Z,2\n",
         {},
@@ -350,7 +434,15 @@ REFUSED = {
         {},
         "line 2, column 'd': '1/31/20' is a date or time",
     ),
-    "days with names": ("d,y\n31 Jan 2020,2\nFebruary 1 2020,3\n", {}, "line 2, column 'd': '31 Jan 2020' is a date"),
+    "days with names and without": ("d,y\n31 Jan 2020,2\nsoon,3\n", {}, "line 2, column 'd': '31 Jan 2020' is a date"),
+    "several columns": (
+        "who,when,a,y\nAnn,10:00,1,0.5\nBob,9:30,x,3\n",
+        {},
+        "table.csv: 3 columns cannot be used. (1) column 'who' is text: 2 different values in 2 fields, none repeated. "
+        "A column of categories has at most 50, and some repeated. You may leave the column out (--drop 'who'). "
+        "(2) line 2, column 'when': '10:00' is a date or time, which cannot be used. Write all rows as 2020-01-31, "
+        "turn it into numbers, or leave the column out (--drop 'when'). (3) line 3, column 'a': 'x' is text, where",
+    ),
     "times": ("d,y\n10:00,2\n10:00,3\n9:30 pm,4\n", {}, "line 2, column 'd': '10:00' is a date or time"),
     "text, all different": (
         "who,y\nAnn,0.5\nBob,3\n",
@@ -430,6 +522,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
         ({"separator": "tabb"}, "Unknown separator 'tabb'. Did you mean 'tab'?"),
         ({"decimal": ";"}, "read_table: decimal must be '.', ',' or None. Got ';'."),
         ({"encoding": "klingon"}, "read_table: unknown encoding 'klingon'"),
+        ({"thousands": ";"}, "read_table: thousands must be one of ',' '.' ' ' \"'\" '_'. Got ';'."),
+        ({"thousands": ",", "decimal": ","}, "and not the decimal mark. Got ','."),
+        ({"dates": "year-first"}, "read_table: dates must be day-first, month-first or None. Got 'year-first'."),
         ({"task": "ranking"}, "read_table: task must be auto, regression or classification. Got 'ranking'."),
         ({"drop": ["y"]}, "read_table: column 'y' cannot be both the target and dropped."),
     ],
@@ -471,13 +566,13 @@ def test_without_a_target_nothing_is_refused_that_is_only_strange(tmp_path):
     table = read_table(write(tmp_path, "who,when,a\nAnn,2020-01-01,1e400\nBob,2020-01-02,x\n"))
     assert table.roles is None
     assert [column.fields for column in table.columns] == [("Ann", "Bob"), ("2020-01-01", "2020-01-02"), ("1e400", "x")]
-    assert table.columns[0].lines == (2, 3)
+    assert table.columns[0].lines.tolist() == [2, 3]
     assert len(table) == 2
 
 
 def test_lines_are_those_of_the_file_whatever_quotes_hold(tmp_path):
     table = read_table(write(tmp_path, '\na,y\r\n"x\r\n\r\ny",1\r\n\n"x",2\n'))
-    assert table.columns[0].lines == (3, 7)
+    assert table.columns[0].lines.tolist() == [3, 7]
     assert table.columns[0].fields == ("x\r\n\r\ny", "x")
 
 

@@ -24,11 +24,9 @@ def with_bad(value, *places):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (
-            np.zeros((0, 2)),
-            r"X must have rows and columns, (N, D), or (N,) for one column, and be not empty. Got shape",
-        ),
-        (np.zeros((3, 0)), "Got shape (3, 0)"),
+        (np.zeros((0, 2)), "X has 0 sample(s) (shape=(0, 2)) while a minimum of 1 is required."),
+        (np.zeros((3, 0)), "X has 0 feature(s) (shape=(3, 0)) while a minimum of 1 is required."),
+        (np.zeros(3), "X must have rows and columns, (N, D). Got shape (3,). Reshape your data: X.reshape(-1, 1)"),
         (np.zeros((3, 2, 2)), "Got shape (3, 2, 2)"),
         (3.0, "X must be a tensor or an array. Got 3.0"),
         (None, "X must be a tensor or an array. Got None"),
@@ -40,8 +38,8 @@ def with_bad(value, *places):
         (np.ma.masked_greater(ROWS, 1.0), "X must have no masked numbers. Got a masked array. Drop or impute them."),
         (ROWS.astype(str), "X must hold numbers"),
         (np.array([[1, "a"]], dtype=object), "X must hold numbers"),
-        (ROWS + 1j, "X must hold numbers"),
-        (torch.tensor(ROWS) + 1j, "X must hold real numbers. Got torch.complex128"),
+        (ROWS + 1j, "Complex data not supported: X must hold numbers"),
+        (torch.tensor(ROWS) + 1j, "Complex data not supported: X must hold real numbers. Got torch.complex128"),
         (torch.tensor(ROWS).to_sparse(), "X must be dense. Got a sparse tensor. Use X.to_dense()."),
         ([[1.0, 2.0], [3.0]], "X must have rows of equal length"),
     ],
@@ -145,9 +143,9 @@ def test_questions_before_and_after_a_fit():
     with pytest.raises(ValueError, match="is not fitted yet"):
         mixture.sample()
     mixture.fit(ROWS)
-    with pytest.raises(BadData, match=r"X must have 2 columns, as in fit. Got 3."):
+    with pytest.raises(BadData, match=r"X has 3 features, but GaussianMixture is expecting 2 features as input"):
         mixture.predict(np.zeros((4, 3)))
-    with pytest.raises(BadData, match=r"X must have 2 columns, as in fit. Got 1."):
+    with pytest.raises(BadData, match=r"Got shape \(4,\). Reshape your data"):
         mixture.predict(np.zeros(4))
     with pytest.raises(ValueError, match=r"n_samples must be a positive whole number. Got 0."):
         mixture.sample(0)
@@ -182,12 +180,12 @@ def test_without_regularisation_columns_must_vary():
 
 
 def test_without_regularisation_a_collapse_is_an_error_that_names_the_component():
-    y = np.array([0.0, 0.1, 0.2, 0.3, 50.0])
+    y = np.array([[0.0], [0.1], [0.2], [0.3], [50.0]])
     start = {"means_init": [[0.1], [50.0]], "weights_init": [0.8, 0.2], "precisions_init": [[[1.0]], [[1.0]]]}
     with pytest.raises(NotPositiveDefinite, match=r"covariance of component 1 .*larger reg_covar"):
         GaussianMixture(2, reg_covar=0.0, **start).fit(y)
     assert GaussianMixture(2, **start).fit(y).covariances_[1, 0, 0] == pytest.approx(1e-6)
-    assert GaussianMixture(2, reg_covar=0.0).fit(np.append(y, 51.0)).converged_
+    assert GaussianMixture(2, reg_covar=0.0).fit(np.append(y, [[51.0]], 0)).converged_
 
 
 def test_as_many_components_as_rows():

@@ -136,7 +136,8 @@ def test_a_fit_needs_no_scikit_learn():
     code = (
         "import sys, numpy as np; sys.modules['sklearn'] = None\n"
         "from posterity.mixtures import GaussianMixture\n"
-        "m = GaussianMixture(2).fit(np.arange(10.0)); print(m.predict(np.arange(10.0)).shape, repr(m), m.get_params())"
+        "x = np.arange(10.0)[:, None]; m = GaussianMixture(2).fit(x)\n"
+        "print(m.predict(x).shape, repr(m), m.get_params())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

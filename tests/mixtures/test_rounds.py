@@ -254,7 +254,7 @@ def test_an_empty_component_stays_where_every_row_has_a_label():
 
 
 def test_a_floor_may_lower_the_likelihood_and_is_no_error():
-    y = np.random.default_rng(0).normal(size=30)
+    y = np.random.default_rng(0).normal(size=(30, 1))
     mixture = GaussianMixture(2, reg_covar=0.5, tol=0.0, max_iter=200).fit(y)
     steps = np.diff(mixture.lower_bounds_)
     assert steps.min() < -1e-9

@@ -1,10 +1,11 @@
-"""Where rows come from: data sets made on the spot, and text files with a target column."""
+"""Where rows come from: data sets made on the spot, and files of tables with a target column."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from posterity.cli.frame.options import DATA_NAMES, ReadingOptions, TableOptions
@@ -18,7 +19,7 @@ from posterity.storage import Part, decode, encode
 from posterity.storage.part import JSON
 from posterity.storage.schema import reading
 
-SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".data", ".tab")
+SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".data", ".tab", ".gz", ".zip", ".parquet", ".xlsx")
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +64,13 @@ class Source:
         return ExponentialPredictive(predictive, self.shift, self.scale), own, 1.0
 
     def part(self) -> dict[str, Part]:
-        """What a run folder keeps in order to read other files: nothing for made data."""
+        """What a run folder keeps to recognise its training rows and, for a file, to read other files."""
+        rows = {"rows": Part({}, {"hashes": row_hashes(self.data.train)})}
         if self.preprocessing is None:
-            return {}
+            return rows
         tensors: dict[str, torch.Tensor] = {}
         value = encode(self.preprocessing, tensors)
-        return {"preprocessing": Part({"file": str(self.path), "value": value}, tensors)}
+        return {**rows, "preprocessing": Part({"file": str(self.path), "value": value}, tensors)}
 
 
 def say_notes(source: Source, *, quiet: bool = False) -> None:
@@ -128,11 +130,31 @@ def read_source(
         raise
     prepared = prepare(table, columns.test_fraction, seed, preprocessing, log_target=columns.log_target)
     config = {"sha256": digest, **as_json(columns), **how}
-    if not columns.log_target:
-        del config["log_target"]  # runs of earlier releases do not have it
+    for later in ("log_target", "thousands", "dates"):  # runs of earlier releases do not have them
+        if not config[later]:
+            del config[later]
     del config["task"]  # whether the task was given does not matter, the task does
     test = tuple(prepared.test.tolist())
     return Source(prepared.data, path.absolute(), prepared.preprocessing, table, test, config, prepared.notes)
+
+
+def row_hashes(rows: LabelledData) -> torch.Tensor:
+    """A hash of each row as the network sees it, inputs and target, (N,) int64."""
+    parts = [value.reshape(len(rows), -1).contiguous().cpu().numpy() for value in rows.pair]
+    lines = zip(*parts, strict=True)
+    digests = b"".join(
+        hashlib.blake2b(x.tobytes() + y.tobytes(), digest_size=8).digest() for x, y in lines
+    )  # about a second for a million rows
+    return torch.from_numpy(np.frombuffer(digests, dtype="<i8").astype(np.int64))
+
+
+def stored_hashes(part: Part, run: Path) -> torch.Tensor:
+    """The hashes of the rows that a run was fitted to; BadFolder where they are none."""
+    with reading(f"Run folder '{run}': part 'rows'"):
+        hashes = part.tensors["hashes"]
+        if hashes.dim() != 1 or hashes.dtype != torch.int64:
+            raise BadFolder("It must have a whole number for each row. Fit it anew.")
+    return hashes
 
 
 def stored_preprocessing(part: Part, run: Path, config: dict[str, Any]) -> tuple[Path, Preprocessing]:

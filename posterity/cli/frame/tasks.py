@@ -1,6 +1,5 @@
 """From names to things: the data set, the network, the problem and the methods of a command line, and their runs."""
 
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -10,8 +9,7 @@ from types import MappingProxyType
 
 import torch
 
-from posterity.cli.frame.methods import RECIPES, STEP_SIZE, owners
-from posterity.cli.frame.options import RATE, STRUCTURES, ReadingOptions, Settings, TableOptions
+from posterity.cli.frame.options import ReadingOptions, TableOptions
 from posterity.cli.frame.output import UsageError, log
 from posterity.cli.frame.sources import Source, find_data
 from posterity.datasets import DataSet
@@ -24,12 +22,13 @@ from posterity.networks import MLP
 from posterity.options import as_json, flag
 from posterity.posteriors import Posterior
 from posterity.priors import Normal
+from posterity.recipes.methods import RECIPES, STEP_SIZE, owners
+from posterity.recipes.settings import RATE, STRUCTURES, Settings
+from posterity.recipes.stages import threads, usual_kl_weight
 from posterity.storage.part import JSON
 
 HIDDEN = MappingProxyType({"line": (), "sine": (50,)})
 """Hidden layers of the data sets for which two layers of 50 are more than they ask for."""
-
-SMALL = 10_000_000  # multiplications in one forward pass of a batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +44,11 @@ class Task:
     def data(self) -> DataSet:
         """The rows."""
         return self.source.data
+
+    @property
+    def rows(self) -> tuple[torch.Tensor, ...]:
+        """The training rows as `infer` takes them."""
+        return training_rows(self.settings, self.data)
 
     @property
     def options(self) -> dict[str, JSON]:
@@ -94,13 +98,15 @@ def make_task(
     if figure:
         _check_figure(source.data)
     if settings.hidden is None and source.path is not None and "dropout" not in methods:
-        from posterity.cli.frame.choice import sufficient
+        from posterity.recipes.choice import sufficient
 
         def joint_with(hidden: tuple[int, ...]) -> Joint:
             return _problem(replace(chosen, hidden=hidden, dropout=None), source, target)[1]
 
         assert chosen.hidden is not None
-        hidden, why = sufficient(joint_with, chosen.hidden, source.data.train.pair)
+        hidden, why = sufficient(joint_with, chosen.hidden, training_rows(chosen, source.data))
+        if not hidden:
+            why = f"{why[:-1]}; --hidden {','.join(map(str, chosen.hidden))} takes these."
         chosen, source = replace(chosen, hidden=hidden), replace(source, notes=(*source.notes, why))
     network, joint = _problem(chosen, source, target)
     task = Task(chosen, source, network, joint)
@@ -129,6 +135,8 @@ def filled(settings: Settings, source: Source, methods: tuple[str, ...]) -> Sett
     data, is_file, noise = source.data, source.path is not None, settings.noise
     if data.task == "classification" and noise is not None:
         raise UsageError(f"--noise is for regression, and {data.name} has classes.", "leave --noise out.")
+    if data.task == "regression" and settings.class_weight is not None:
+        raise UsageError(f"--class-weight is for classes, and {data.name} has numbers.", "leave --class-weight out.")
     if data.task == "regression" and noise is None:
         noise = 0.5 if data.name == "line" and not is_file else "learn"
     usual = (50,) if is_file else HIDDEN.get(data.name, (50, 50))
@@ -140,6 +148,15 @@ def filled(settings: Settings, source: Source, methods: tuple[str, ...]) -> Sett
     )
 
 
+def training_rows(settings: Settings, data: DataSet) -> tuple[torch.Tensor, ...]:
+    """Inputs and targets; with --class-weight balanced also weights of the rows, N / (classes x rows of the class)."""
+    if settings.class_weight is None:
+        return data.train.pair
+    counts = torch.bincount(data.train.targets)
+    weights = len(data.train) / (counts > 0).sum() / counts
+    return (*data.train.pair, weights[data.train.targets].to(data.train.inputs.dtype))
+
+
 def stage_joint(stage: str, task: Task) -> Joint:
     """The problem of one stage: the task's own joint, except that mean-field may weigh its KL differently."""
     eta = kl_weight(stage, task)
@@ -147,17 +164,11 @@ def stage_joint(stage: str, task: Task) -> Joint:
 
 
 def kl_weight(stage: str, task: Task) -> float | None:
-    """What mean-field multiplies its KL with, other methods being left alone; None where the task is tempered.
-
-    The default for classes is rows / (2 weights), at most 1: with more means and scales than rows the KL outweighs the
-    data, and the optimum is near the prior. See `Tempering.balanced`, with means and scales as its units. It is 1
-    for regression, where a power of the likelihood would only be taken for less noise.
-    """
+    """What mean-field multiplies its KL with, other methods being left alone; None where the task is tempered."""
     chosen = task.settings
     if stage != "mean-field" or chosen.temperature != 1.0 or chosen.eta != 1.0:
         return None
-    usual = 1.0 if task.data.classes is None else min(1.0, len(task.data.train) / (2 * task.joint.num_weights))
-    return chosen.kl_weight or usual
+    return chosen.kl_weight or usual_kl_weight(task.joint, classifies=task.data.classes is not None)
 
 
 def kl_weight_line(method: str, task: Task) -> str:
@@ -213,7 +224,7 @@ def stages(names: tuple[str, ...], task: Task) -> dict[str, Method]:
 def plans(names: tuple[str, ...], task: Task) -> dict[str, Plan]:
     """What every stage of the methods takes in memory."""
     methods = stages(names, task)
-    return {stage: plan(method, task.joint, task.data.train.pair) for stage, method in methods.items()}
+    return {stage: plan(method, task.joint, task.rows) for stage, method in methods.items()}
 
 
 def check_memory(names: tuple[str, ...], task: Task) -> None:
@@ -283,7 +294,7 @@ def run_stage(
         posterior, trace = infer(
             RECIPES[name].make(task.settings, task.joint),
             stage_joint(name, task),
-            task.data.train.pair,
+            task.rows,
             start=start,
             seed=task.settings.seed,
             checkpoint=checkpoint,
@@ -308,16 +319,8 @@ def warm_up() -> None:
 
 @contextmanager
 def fitting_threads(task: Task) -> Iterator[None]:
-    """One thread for a small network, where threads wait for each other longer than they work.
-
-    Somebody who sets OMP_NUM_THREADS is left alone.
-    """
-    threads = torch.get_num_threads()
+    """One thread for a small network; see `threads`."""
     given = task.settings.batch_size
     rows = given if isinstance(given, int) else len(task.data.train)
-    if rows * task.joint.num_weights < SMALL and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-    try:
+    with threads(rows * task.joint.num_weights):
         yield
-    finally:
-        torch.set_num_threads(threads)

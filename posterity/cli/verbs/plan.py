@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from posterity.cli.frame import options as o
-from posterity.cli.frame.methods import MethodsOption
-from posterity.cli.frame.options import Settings
+from posterity.cli.frame.options import MethodsOption
 from posterity.cli.frame.output import console, option_values, print_json
 from posterity.cli.frame.spread import command
+from posterity.recipes.settings import Settings
 
 if TYPE_CHECKING:
     from posterity.cli.frame.tasks import Task

@@ -9,8 +9,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from posterity.cli.frame.options import AUTO, CHAINS, DRAWS, ESTIMATORS, MAX_DEPTH, RANK, STEPS, STRUCTURES, Settings
-from posterity.options import check, comma_separated, option, refused
+from posterity.recipes.settings import AUTO, CHAINS, DRAWS, ESTIMATORS, MAX_DEPTH, RANK, STEPS, STRUCTURES, Settings
 
 if TYPE_CHECKING:
     from posterity.curvature import Structure
@@ -261,32 +260,3 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 def owners(name: str) -> tuple[str, ...]:
     """The words of the methods that take this setting; empty where all do."""
     return tuple(recipe.word for recipe in RECIPES.values() if name in recipe.options)
-
-
-@dataclass(frozen=True)
-class MethodOption:
-    """The method to fit by."""
-
-    method: str = option("laplace", help="One of", unit="NAME", choices=tuple(RECIPES), panel="Method")
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-@dataclass(frozen=True)
-class MethodsOption:
-    """The methods to look at side by side."""
-
-    methods: tuple[str, ...] = option(
-        ("map", "laplace"),
-        help="Methods, with commas between them:",
-        unit="NAMES",
-        choices=tuple(RECIPES),
-        parse=comma_separated,
-        panel="Method",
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
-        if not self.methods:
-            raise refused("--methods names no method.", f"the methods are {', '.join(RECIPES)}.")

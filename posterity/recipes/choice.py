@@ -35,10 +35,7 @@ def sufficient(
     """
     sizes, weights = ",".join(str(size) for size in hidden), joint_with(hidden).num_weights
     if weights > MOST * len(rows[0]):
-        return (
-            (),
-            f"a linear model, as {sizes} hidden units would be {weights:,} weights; --hidden {sizes} takes these.",
-        )
+        return ((), f"a linear model is taken, as {sizes} hidden units would be {weights:,} weights.")
     score, how = (_left_out, "leave-one-out") if weights <= WHOLE else (_held_out, "held-out")
     linear, network = (score(joint_with(layers), rows) for layers in ((), hidden))
     gain = network - linear
@@ -47,8 +44,7 @@ def sufficient(
     said = f"its {how} NLL is {'lower' if mean > 0 else 'higher'} by {abs(mean):.3g}, standard error {error:.2g}"
     if mean > error:
         return hidden, f"a network of {sizes} hidden units predicts better than a linear model ({said})."
-    why = f"a linear model is taken, as a network of {sizes} hidden units is not surely better ({said})"
-    return (), f"{why}; --hidden {sizes} takes these."
+    return (), f"a linear model is taken, as a network of {sizes} hidden units is not surely better ({said})."
 
 
 def _left_out(joint: Joint, rows: tuple[torch.Tensor, ...]) -> torch.Tensor:

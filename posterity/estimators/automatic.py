@@ -1,0 +1,372 @@
+"""The default for tables: candidates scored by cross-validation, stacked, and refitted to all rows."""
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posterity.errors import BadData, PosterityError, positive
+from posterity.estimators.candidates import (
+    EVIDENCE,
+    Candidate,
+    Fitted,
+    Linear,
+    Networks,
+    Plan,
+    Processes,
+    Rows,
+    planned,
+    restored,
+    warp_of,
+)
+from posterity.estimators.densities import Calibration, Density, Pool, Scale, Shape
+from posterity.estimators.gaussian_process import Moments, some
+from posterity.evidence.stacking import stacked
+from posterity.inference.folds import Fold
+from posterity.inference.folds import folds as folds_of
+from posterity.numerics.random import Key
+from posterity.predictive import NormalsPredictive, Predictive, mixed
+from posterity.storage import Part, RunFolder, decode, encode
+from posterity.storage.schema import check_fields, hints, reading
+
+FEWEST = 20  # rows for which candidates are compared; fewer get the linear model
+GUARD = 0.25  # standard errors by which the squared error of the mean may lie above the least
+RUNAWAY = 4.0  # times the budget, after which no further candidate is tried
+
+
+class Score(NamedTuple):
+    """Held-out log density of a candidate (nats per row), its standard error, and the seconds of its fits."""
+
+    name: str
+    log_density: float
+    standard_error: float
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Stacked:
+    """A mixture of fitted candidates, with weights of largest held-out log density.
+
+    **Math**: p(y | x) = sum_k w_k p_k(y | x). For regression p_k(y | x) = h_k((y - m_k(x)) / s_k(x)) / s_k(x): m_k is
+    the mean of a candidate, or the average of all with the weights of least held-out squared error; s_k is its own
+    scale, a constant, or its own times the exponential of a Gaussian process fitted to the log squared held-out
+    residuals; and h_k is a mixture of normals with mean 0, fitted to held-out (y - m_k) / s_k. For classes p_k is the
+    average over draws f of softmax(a_k (m_k + r_k (f - m_k)) + b_k), m_k their mean, with a_k, r_k and b_k by held-out
+    rows.
+
+    - `weights`: w_k by name; `scores`: the held-out log density of each, its standard error and seconds.
+    - `sentence`: what was chosen and why.
+
+    **Limit**: as good as its candidates. Scores are of fits to the other folds, and so slightly low. Weights, scales
+    and shapes are chosen by the rows that score them: few numbers, but more than none.
+
+    **Cost**: predictions of all candidates of positive weight. Gaussian processes keep the training rows, also on disk.
+
+    **References**: Yao, Vehtari, Simpson and Gelman (2018), Using stacking to average Bayesian predictive
+    distributions; Kersting et al. (2007), Most likely heteroscedastic Gaussian process regression, for the scale.
+    """
+
+    columns: int
+    outputs: int
+    classes: int
+    fits: dict[str, Fitted]
+    pool: Pool | None
+    densities: tuple[Density, ...]
+    calibrations: dict[str, Calibration]
+    weights: dict[str, float]
+    scores: tuple[Score, ...]
+    sentence: str
+
+    def __repr__(self) -> str:
+        return f"Stacked({self.sentence})"
+
+    def predict(self, inputs: Tensor) -> Predictive:
+        """The predictive at inputs (N, D): of targets in the units in which they were given, or of labels."""
+        if inputs.dim() != 2 or inputs.shape[1] != self.columns:
+            raise BadData(f"Stacked.predict: inputs must be (N, {self.columns}). Got {tuple(inputs.shape)}.")
+        inputs, shares = inputs.detach().float(), torch.tensor([*self.weights.values()], dtype=torch.float64)
+        if self.classes:
+            return mixed([self.calibrations[k].predictive(self.fits[k].logits(inputs)) for k in self.weights], shares)
+        moments = {name: fit.moments(inputs) for name, fit in self.fits.items()}
+        if self.pool is not None:
+            moments[Pool.name] = self.pool.moments(moments)
+        sources = [moments[density.source] for density in self.densities]
+        parts = [d.normals(source, inputs) for d, source in zip(self.densities, sources, strict=True)]
+        means, scales = (torch.cat(tensors) for tensors in list(zip(*parts, strict=True))[:2])
+        weights = torch.cat([w * part.weights for w, part in zip(shares.to(means), parts, strict=True)])
+        whole = Pool({str(k): w for k, w in enumerate(self.weights.values())})
+        epistemic = whole.moments({str(k): source for k, source in enumerate(sources)}).epistemic
+        return NormalsPredictive(means, scales, weights, epistemic)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all but the seconds into the run folder `path`, atomically; `Stacked.load` reads it back."""
+        tensors: dict[str, Tensor] = {}
+        names = {name: f"fit-{index}" for index, name in enumerate(self.fits)}
+        scores = [score[:3] for score in self.scores]  # equal fits give equal bytes: no seconds
+        own = {name: getattr(self, name) for name in _STORED} | {"scores": scores, "fits": names}
+        config = {name: encode(value, tensors, name) for name, value in own.items()}
+        parts = {names[name]: fit.part() for name, fit in self.fits.items()}
+        RunFolder(path).commit({"stacked": Part(config, tensors), **parts}, drop=["fit-*"])
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: torch.device | str | None = None) -> "Stacked":
+        """Read what `save` wrote; raises BadFolder for anything else."""
+        folder, where = RunFolder(path), repr(os.fspath(path))
+        part, place = folder.read("stacked"), torch.device("cpu" if device is None else device)
+        with reading(f"Run folder {where}: part 'stacked'"):
+            tensors = {name: tensor.to(place) for name, tensor in part.tensors.items()}
+            own: dict[str, Any] = {name: decode(part.config[name], tensors) for name in (*_STORED, "scores", "fits")}
+            kinds = {**hints(Stacked), "scores": list[tuple[str, float, float]], "fits": dict[str, str]}
+            check_fields("Stacked", own, {name: kinds[name] for name in own})
+            stored, names = own.pop("scores"), own.pop("fits")
+            scores = tuple(Score(name, density, error, math.nan) for name, density, error in stored)
+            sizes = own["columns"], own["outputs"]
+            fits = {name: restored(folder.read(k), *sizes, where, k, place) for name, k in names.items()}
+            return cls(fits=fits, scores=scores, **own)
+
+
+_STORED = ("columns", "outputs", "classes", "pool", "densities", "calibrations", "weights", "sentence")
+
+
+def fit_automatic(
+    inputs: Tensor,
+    targets: Tensor,
+    task: Literal["regression", "classification"],
+    *,
+    classes: int = 0,
+    mean: Sequence[float] = (),
+    scale: Sequence[float] = (),
+    weights: Tensor | None = None,
+    groups: Any = None,
+    times: Any = None,
+    seconds: float = 60.0,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+) -> Stacked:
+    """Fit the candidates that a budget buys, and stack them by their held-out log density.
+
+    - `inputs` (N, D): standardised or encoded columns. `targets`: (N, T), standardised, whose originals are `mean` +
+      `scale` times them (they tell whether a target is positive, and may have a log); or labels (N,) below `classes`.
+    - `weights` (N,): of the rows. Rows of weight 0 are left out.
+    - `groups` or `times` (N,): folds by group or in time order, as in `folds`.
+    - `seconds`: the budget, on two CPU cores. It buys a fixed plan (`planned`) of candidates, folds and steps that
+      depends on rows, columns and budget alone, so that the same seed gives the same result. The clock only stops a
+      runaway: after four times the budget no further candidate is tried, and the sentence says so.
+
+    The candidates are a linear model, smooth and rough Gaussian processes, one of a warped target where it is skewed,
+    and an ensemble of networks, whose members are the fits to the folds. Fewer than 20 rows get the linear model.
+
+    >>> x = torch.linspace(-2, 2, 30).unsqueeze(1)
+    >>> model = fit_automatic(x, 0.5 * x + 0.1 * (9.0 * x).sin(), "regression", seconds=2.0)
+    >>> model.predict(x[:2]).mean.shape
+    torch.Size([2, 1])
+    """
+    positive("fit_automatic: seconds", seconds)
+    rows, kept = _rows(inputs, targets, task, classes, weights, device)
+    key, begin, count = Key(seed), time.perf_counter(), len(rows.inputs)
+    plan = planned(count, rows.inputs.shape[1], rows.outputs, seconds)
+    if count < FEWEST:
+        return _alone(rows, plan, key)
+    labels = rows.targets.cpu() if rows.classes else None
+    by = {"groups": groups, "times": times}
+    chosen = {name: np.asarray(given)[kept.numpy()] for name, given in by.items() if given is not None}
+    parts = folds_of(count, plan.folds, labels=labels, seed=seed, **chosen)
+    trials = _trials(rows, _candidates(rows, plan, mean, scale), parts, plan, key, begin + RUNAWAY * seconds)
+    return (_classes if rows.classes else _regression)(rows, trials)
+
+
+class Trials(NamedTuple):
+    """The scored rows and their folds, and what each candidate predicts for them by fits that have not seen them.
+
+    `effort` is what the plan has for settling a scale. `outputs` are `Moments` of (n, T), or draws of logits (S, n, C);
+    `finals` make the fits to all rows.
+    """
+
+    scored: Tensor
+    fold: Tensor
+    effort: tuple[int, int]
+    outputs: dict[str, Any]
+    finals: dict[str, Any]
+    seconds: dict[str, float]
+    words: list[str]
+
+
+def _rows(
+    inputs: Tensor, targets: Tensor, task: str, classes: int, weights: Tensor | None, device: torch.device | str | None
+) -> tuple[Rows, Tensor]:
+    """The rows of positive weight, and which they are."""
+    if task not in ("regression", "classification"):
+        raise ValueError(f"fit_automatic: task must be 'regression' or 'classification'. Got {task!r}.")
+    if inputs.dim() != 2 or len(targets) != len(inputs) or (weights is not None and weights.shape != targets.shape[:1]):
+        raise BadData(
+            "fit_automatic: inputs must be (N, D), with a target and a weight for each row. "
+            f"Got inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}."
+        )
+    weights = torch.ones(len(inputs), device=inputs.device) if weights is None else weights.to(inputs.device)
+    kept = weights > 0
+    if not bool(kept.any()):
+        raise BadData("fit_automatic needs at least one row of weight above 0. Got none.")
+    if task == "classification":
+        classes = max(2, classes, int(targets.max()) + 1)
+        targets = targets.reshape(-1).long()
+    else:
+        classes, targets = 0, targets.reshape(len(targets), -1).float()
+    place = inputs.device if device is None else torch.device(device)
+    inputs, targets, weights = (tensor[kept].to(place) for tensor in (inputs.float(), targets, weights.float()))
+    return Rows(inputs, targets, weights / weights.mean(), classes), kept.cpu()
+
+
+def _candidates(rows: Rows, plan: Plan, mean: Sequence[float], scale: Sequence[float]) -> list[Candidate]:
+    chosen: list[Candidate] = [Linear(), Processes(False)]
+    if plan.processes > 1:
+        chosen.append(Processes(True))
+        warp = None if rows.classes else warp_of(rows.targets, mean or (0.0,), scale or (1.0,))
+        chosen += [] if warp is None else [Processes(False, warp)]
+    return [*chosen, *([Networks()] if plan.steps else [])]
+
+
+def _alone(rows: Rows, plan: Plan, key: Key) -> Stacked:
+    """The linear model, for too few rows to compare."""
+    candidate = Linear()
+    fits = {candidate.name: candidate.fits(rows, (), plan, key)[1]()}
+    plain = Shape.normal(rows.inputs.device)
+    density = () if rows.classes else (Density(candidate.name, candidate.name, Scale(), plain),)
+    calibrations = {candidate.name: Calibration.none(rows.classes, rows.inputs.device)} if rows.classes else {}
+    sentence = f"{len(rows.inputs)} rows are too few to compare candidates (from {FEWEST} up): a {candidate.name}."
+    return Stacked(
+        rows.inputs.shape[1], rows.outputs, rows.classes, fits, None, density, calibrations, {candidate.name: 1.0}, (),
+        sentence,
+    )  # fmt: skip
+
+
+def _trials(
+    rows: Rows, candidates: Sequence[Candidate], parts: Sequence[Fold], plan: Plan, key: Key, end: float
+) -> Trials:
+    """Fit all candidates to all folds, and predict the scored rows of each."""
+    device, tests = rows.inputs.device, list[Tensor]()
+    used = torch.zeros(len(rows.inputs), dtype=torch.bool)
+    if not plan.settled_by_fold:
+        used[some(len(used), plan.evidence_rows, key.fold(EVIDENCE))] = True
+    for number, part in enumerate(parts):
+        free = part.test[~used[part.test]]
+        chosen = some(len(free), max(1, plan.scored // len(parts)), key.fold("scored").fold(number))
+        tests.append(free[chosen.sort().values].to(device))
+    moved = [Fold(part.train.to(device), part.test) for part in parts]
+    folds = torch.cat([torch.full_like(test, number) for number, test in enumerate(tests)])
+    trials = Trials(torch.cat(tests), folds, (plan.evidence_rows, plan.evaluations), {}, {}, {}, [])
+    for candidate in candidates:
+        begin = time.perf_counter()
+        if begin > end and trials.outputs:
+            trials.words.append(f"the clock left no time for the {candidate.name}")
+            continue
+        try:
+            fits, final = candidate.fits(rows, moved, plan, key)
+            trials.outputs[candidate.name] = _predicted(rows, fits, tests)
+        except (PosterityError, RuntimeError, ValueError) as error:
+            trials.words.append(f"the {candidate.name} failed ({' '.join(str(error).split())})")
+            continue
+        trials.finals[candidate.name], trials.seconds[candidate.name] = final, time.perf_counter() - begin
+    if not trials.outputs:
+        raise PosterityError(f"fit_automatic: no candidate could be fitted: {'; '.join(trials.words)}.")
+    return trials
+
+
+def _predicted(rows: Rows, fits: Sequence[Fitted], tests: Sequence[Tensor]) -> Any:
+    """What the fits predict for the rows of their folds, put together."""
+    if rows.classes:
+        whole: Any = torch.cat([fit.logits(rows.inputs[test]) for fit, test in zip(fits, tests, strict=True)], 1)
+    else:
+        each = [fit.moments(rows.inputs[test]) for fit, test in zip(fits, tests, strict=True)]
+        whole = Moments(*(torch.cat(column) for column in zip(*each, strict=True)))
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in ([whole] if rows.classes else whole)):
+        raise PosterityError("it predicts numbers that are not finite")
+    return whole
+
+
+def _regression(rows: Rows, trials: Trials) -> Stacked:
+    inputs, targets = rows.inputs[trials.scored], rows.targets[trials.scored].double()
+    weights, width = rows.weights[trials.scored].double(), targets.shape[1]
+    moments: dict[str, Moments] = dict(trials.outputs)
+    pool = Pool.of(moments, targets, weights)
+    pooled = pool.moments(moments)
+    densities = [Density(name, name, Scale()) for name in moments]
+    densities += [
+        Density(f"{Pool.name} with {label}", Pool.name, scale)
+        for label, scale in Scale.around(pooled, inputs, targets, weights, len(pool.weights) > 1)
+    ]
+    moments[Pool.name] = pooled
+    scored = [d.scored(moments[d.source], inputs, targets, weights, trials.fold, trials.effort) for d in densities]
+    densities = [density for density, _ in scored]
+    entries = torch.stack([log_density for _, log_density in scored], -1)  # (n, T, K)
+    result = stacked(
+        entries.flatten(0, 1),
+        row_weights=weights.repeat_interleave(width),
+        means=torch.stack([moments[density.source].mean for density in densities], -1).flatten(0, 1),
+        targets=targets.flatten(),
+        standard_errors=GUARD,
+    )
+    shares = {d.name: w for d, w in zip(densities, result.weights.tolist(), strict=True) if w > 0}
+    kept = tuple(density for density in densities if density.name in shares)
+    sources = {density.source for density in kept}
+    needed = [name for name in trials.outputs if name in sources or (Pool.name in sources and name in pool.weights)]
+    seconds = {**trials.seconds, Pool.name: 0.0}
+    scores = tuple(
+        _score(density.name, entries[..., index].sum(-1), weights, seconds[density.source])
+        for index, density in enumerate(densities)
+    )
+    averaged = pool.weights if Pool.name in sources else {}
+    return Stacked(
+        inputs.shape[1], width, 0, {name: trials.finals[name]() for name in needed},
+        pool if averaged else None, kept, {}, shares, scores,
+        _sentence(shares, scores, result.log_density * width, trials, averaged),
+    )  # fmt: skip
+
+
+def _classes(rows: Rows, trials: Trials) -> Stacked:
+    labels, weights = rows.targets[trials.scored], rows.weights[trials.scored].double()
+    calibrations = {name: Calibration.of(logits, labels, weights) for name, logits in trials.outputs.items()}
+    predictives = [calibrations[name].predictive(logits) for name, logits in trials.outputs.items()]
+    entries = torch.stack([predictive.log_prob(labels) for predictive in predictives], 1)
+    result = stacked(entries, row_weights=weights)
+    shares = {name: w for name, w in zip(trials.outputs, result.weights.tolist(), strict=True) if w > 0}
+    scores = tuple(
+        _score(name, entries[:, index], weights, trials.seconds[name]) for index, name in enumerate(trials.outputs)
+    )
+    return Stacked(
+        rows.inputs.shape[1], rows.outputs, rows.classes, {name: trials.finals[name]() for name in shares}, None, (),
+        {name: calibrations[name] for name in shares}, shares, scores,
+        _sentence(shares, scores, result.log_density, trials, {}),
+    )  # fmt: skip
+
+
+def _score(name: str, values: Tensor, weights: Tensor, seconds: float) -> Score:
+    shares = weights / weights.sum()
+    mean = shares @ values
+    return Score(name, float(mean), float((shares.square() @ (values - mean).square()).sqrt()), seconds)
+
+
+def _listed(weights: Mapping[str, float]) -> str:
+    """Names with their weights, the largest first."""
+    return ", ".join(f"{weight:.2f} {name}" for name, weight in sorted(weights.items(), key=lambda item: -item[1]))
+
+
+def _sentence(
+    shares: Mapping[str, float], scores: Sequence[Score], density: float, trials: Trials, pool: Mapping[str, float]
+) -> str:
+    """What was chosen and why."""
+    best = max(scores, key=lambda score: score.log_density)
+    linear = next((score for score in scores if score.name == Linear.name), None)
+    said = [f"Stacked by the log density of {len(trials.scored)} held-out rows: {_listed(shares)}"]
+    if pool:
+        said[0] += f" (the means are {_listed(pool)})"
+    against = f"the best alone, {best.name}, has {best.log_density:.3f} +- {best.standard_error:.3f}"
+    if linear is not None and linear is not best:
+        against += f", the {linear.name} {linear.log_density:.3f}"
+    said.append(f"the mixture has {density:.3f} nats per row, {against}")
+    return "; ".join([*said, *trials.words]) + "."

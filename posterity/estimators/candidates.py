@@ -1,0 +1,360 @@
+"""The candidates of `fit_automatic`: linear model, Gaussian processes, ensemble of networks.
+
+Each is fitted to the training rows of each fold. Regression gives `Moments` of standardised targets, classification
+draws of logits (S, N, C), which a calibration by held-out rows turns into probabilities.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from posterity.errors import BadFolder
+from posterity.estimators.gaussian_process import GaussianProcess, Moments, principal, reduced, some
+from posterity.inference import infer
+from posterity.inference.folds import Fold
+from posterity.likelihoods import Categorical, Gaussian
+from posterity.likelihoods.likelihood import Likelihood
+from posterity.methods import MAP, Ensemble, Laplace
+from posterity.methods.parts.scales import by_evidence, without_warnings
+from posterity.model import Joint
+from posterity.model.data import as_data
+from posterity.networks import MLP
+from posterity.numerics.random import Key
+from posterity.optim import Adam, Cosine
+from posterity.posteriors import Mixture, Posterior
+from posterity.posteriors.load import posterior_of
+from posterity.priors import Normal
+from posterity.storage import Part, decode, encode
+
+DRAWS = 32  # of the logits of a posterior that is not a set of points
+SKEWED, HEAVY = 0.75, 10.0  # skewness and kurtosis from which a target is warped
+NETWORKS = 20.0  # seconds for the training of networks, of 60
+STEP, SPEED = 1e-3, 2e10  # seconds of a step apart from its products, and operations per second of these
+EVIDENCE = "evidence"  # label of the key that draws the rows by which hyper-parameters are chosen
+FEW = 2000  # rows below which each fold chooses its own hyper-parameters; else rows that chose them are not scored
+MOST = 50_000  # rows that a Gaussian process keeps
+NODES = 12  # of the quadrature over a warped target
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of a table: inputs (N, D), targets (N, T) or labels (N,), weights (N,); `classes` is 0 for regression."""
+
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor
+    classes: int
+
+    def on(self, rows: Tensor) -> "Rows":
+        """Some of the rows."""
+        return Rows(self.inputs[rows], self.targets[rows], self.weights[rows], self.classes)
+
+    @property
+    def outputs(self) -> int:
+        """Number of targets or classes."""
+        return self.classes or self.targets.shape[1]
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """The likelihood of a network, its noise left out."""
+        return Categorical() if self.classes else Gaussian()
+
+    @property
+    def real_targets(self) -> Tensor:
+        """Targets (N, T), for labels +-1 for each class."""
+        if not self.classes:
+            return self.targets
+        return 2.0 * nn.functional.one_hot(self.targets, self.classes).to(self.inputs.dtype) - 1.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a budget buys: folds and scored rows, the rows and evaluations of an evidence, and the networks' training.
+
+    Up to 2,000 rows each fold settles the hyper-parameters by its own rows. `steps` is 0 where networks are left out.
+    """
+
+    folds: int
+    scored: int
+    evidence_rows: int
+    evaluations: int
+    settled_by_fold: bool
+    hidden: tuple[int, ...]
+    members: int
+    steps: int
+    batch_size: int
+    processes: int
+
+
+@dataclass(frozen=True)
+class Warp:
+    """A monotone function of a standardised target: log(target + shift), or asinh((target - shift) / scale).
+
+    `mean` and `spread` standardise its values.
+    """
+
+    positive: bool
+    shift: float
+    scale: float
+    mean: float
+    spread: float
+
+    def of(self, targets: Tensor) -> Tensor:
+        """The standardised warped targets."""
+        moved = (targets + self.shift).log() if self.positive else torch.asinh((targets - self.shift) / self.scale)
+        return (moved - self.mean) / self.spread
+
+    def back(self, values: Tensor) -> Tensor:
+        """The targets of standardised warped values."""
+        moved = self.mean + self.spread * values
+        return moved.exp() - self.shift if self.positive else self.shift + self.scale * torch.sinh(moved)
+
+    def moments(self, warped: Moments) -> Moments:
+        """Moments of the targets from normal warped ones, by quadrature."""
+        nodes, weights = _hermite(warped.mean)
+        values = self.back(warped.mean + warped.variance.sqrt() * nodes)
+        mean = (weights * values).sum(0)
+        variance = (weights * (values - mean).square()).sum(0)
+        return Moments(mean, variance, variance * (warped.epistemic / warped.variance))
+
+
+def _hermite(like: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes and weights (S, 1, 1) of the expectation under a standard normal."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+    both = torch.from_numpy(np.stack([nodes, weights / weights.sum()])).to(like)
+    return both[0].view(-1, 1, 1), both[1].view(-1, 1, 1)
+
+
+class Fitted(ABC):
+    """A candidate fitted to rows."""
+
+    @abstractmethod
+    def moments(self, inputs: Tensor) -> Moments:
+        """Moments of standardised targets."""
+
+    @abstractmethod
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Draws of logits before calibration, (S, N, C)."""
+
+    @abstractmethod
+    def part(self) -> Part:
+        """The fit as a part of a run folder, which `restored` reads."""
+
+
+@dataclass(frozen=True, eq=False)
+class Network(Fitted):
+    """A posterior of a linear layer (`hidden` empty) or a network."""
+
+    hidden: tuple[int, ...]
+    posterior: Posterior
+
+    def moments(self, inputs: Tensor) -> Moments:
+        pred = self.posterior.predict(inputs)
+        return Moments(pred.mean.double(), pred.variance.double(), pred.epistemic.double())
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        draws = len(self.posterior.posteriors) if isinstance(self.posterior, Mixture) else DRAWS
+        with torch.no_grad():
+            return self.posterior.outputs(inputs, draws, Key(0)).double()
+
+    def part(self) -> Part:
+        part = self.posterior.parts()["posterior"]
+        return Part({"hidden": [*self.hidden], "posterior": dict(part.config)}, part.tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class Process(Fitted):
+    """A Gaussian process of targets, of warped targets, or of labels +-1."""
+
+    process: GaussianProcess
+    warp: Warp | None = None
+    basis: Tensor | None = None  # (D, components)
+
+    def moments(self, inputs: Tensor) -> Moments:
+        moments = self.process.predict(reduced(inputs, self.basis))
+        return moments if self.warp is None else self.warp.moments(moments)
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        mean, _, epistemic = self.process.predict(reduced(inputs, self.basis))
+        noise = Key(0).normal((DRAWS, 1, mean.shape[1]), torch.float64, "cpu").to(mean)
+        return mean + epistemic.sqrt() * (noise - noise.mean(0))
+
+    def part(self) -> Part:
+        tensors: dict[str, Tensor] = {}
+        values = {"process": self.process, "warp": self.warp, "basis": self.basis}
+        return Part({name: encode(value, tensors, name) for name, value in values.items()}, tensors)
+
+
+def restored(part: Part, columns: int, outputs: int, where: str, name: str, device: torch.device) -> Fitted:
+    """Read a fit back from its part; `where` names the run folder in messages."""
+    match dict(part.config):
+        case {"hidden": list(hidden), "posterior": dict(config), **others} if not others:
+            sizes = tuple(int(size) for size in hidden if isinstance(size, int))
+            module = network(columns, sizes, outputs).to(device)
+            return Network(sizes, posterior_of(Part(config, part.tensors, part.older), module, where, name))
+        case {"process": _, "warp": _, "basis": _, **others} if not others:
+            tensors = {key: tensor.to(device) for key, tensor in part.tensors.items()}
+            process, warp, basis = (decode(part.config[key], tensors) for key in ("process", "warp", "basis"))
+            if isinstance(process, GaussianProcess) and isinstance(warp, Warp | None):
+                return Process(process, warp, basis if isinstance(basis, Tensor) else None)
+    raise BadFolder(f"Run folder {where}: part {name!r} holds no fit of a candidate. Save it again.")
+
+
+Fits = tuple[list[Fitted], Callable[[], Fitted]]
+"""A candidate fitted to the training rows of each fold, and a function that makes the final fit."""
+
+
+@dataclass(frozen=True)
+class Candidate(ABC):
+    """A way to fit rows, its name in the sentence."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
+        """Fit the training rows of each fold."""
+
+
+@dataclass(frozen=True)
+class Linear(Candidate):
+    """A linear model with the scales of largest evidence."""
+
+    name = "linear model"
+
+    def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
+        joint = scaled(rows, (), key)
+        fits: list[Fitted] = [self._fit(rows.on(fold.train), joint) for fold in folds]
+        return fits, lambda: self._fit(rows, joint)
+
+    def _fit(self, rows: Rows, joint: Joint) -> Network:
+        problem, data = replace(joint, num_data=len(rows.inputs)), (rows.inputs, rows.targets, rows.weights)
+        with without_warnings():
+            mode, _ = infer(MAP(), problem, data, progress=False)
+            posterior, _ = infer(Laplace(tuning=None), problem, data, start=mode, progress=False)
+        return Network((), posterior)
+
+
+@dataclass(frozen=True)
+class Networks(Candidate):
+    """An ensemble of networks: those of all folds, each scored by the rows that it has not seen."""
+
+    name = "networks"
+
+    def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
+        joint = scaled(rows, plan.hidden, key)
+        method = Ensemble(
+            MAP(plan.steps, min(plan.batch_size, len(rows.inputs) // 2), Adam(0.01), Cosine()), plan.members
+        )
+        posteriors = []
+        for number, fold in enumerate(folds):
+            part = rows.on(fold.train)
+            problem, data = replace(joint, num_data=len(part.inputs)), (part.inputs, part.targets, part.weights)
+            with without_warnings():
+                posterior, _ = infer(method, problem, data, seed=key.fold(number).seed, progress=False)
+            posteriors.append(posterior)
+        return [Network(plan.hidden, posterior) for posterior in posteriors], lambda: Network(
+            plan.hidden, Mixture(posteriors)
+        )
+
+
+@dataclass(frozen=True)
+class Processes(Candidate):
+    """A Gaussian process, smooth or rough, of at most 50,000 rows, whose targets may be warped."""
+
+    rough: bool
+    warp: Warp | None = None
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        kind = "rough" if self.rough else "smooth"
+        return f"{kind} Gaussian process" if self.warp is None else f"{kind} Gaussian process of a warped target"
+
+    def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
+        targets = rows.real_targets.double()
+        targets = targets if self.warp is None else self.warp.of(targets)
+        basis = principal(rows.inputs)
+        process = GaussianProcess.of(self.rough, reduced(rows.inputs, basis), targets, rows.weights)
+        settled = process.settled(plan.evidence_rows, plan.evaluations, key.fold(EVIDENCE))
+        kept = torch.zeros_like(rows.weights, dtype=torch.bool)
+        kept[some(len(targets), MOST, key.fold("kept")).to(kept.device)] = True
+        fits = list[Fitted]()
+        for fold in folds:
+            own = settled.on(fold.train[kept[fold.train]])
+            if plan.settled_by_fold:
+                own = process.on(fold.train).settled(plan.evidence_rows, plan.evaluations, key.fold(EVIDENCE))
+            fits.append(Process(own, self.warp, basis))
+        return fits, lambda: Process(settled.on(kept), self.warp, basis)
+
+
+def network(inputs: int, hidden: Sequence[int], outputs: int, key: Key | None = None) -> nn.Module:
+    """The module of a candidate; it starts from the key, without a change of torch's own generator."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0 if key is None else key.seed % (1 << 63))
+        return MLP((inputs, *hidden, outputs), activation="silu") if hidden else nn.Linear(inputs, outputs)
+
+
+def scaled(rows: Rows, hidden: Sequence[int], key: Key) -> Joint:
+    """The problem of a network of all rows, with the scales of prior and noise of largest evidence."""
+    module = network(rows.inputs.shape[1], hidden, rows.outputs, key).to(rows.inputs.device)
+    joint = Joint(module, rows.likelihood, Normal(), num_data=len(rows.inputs))
+    return by_evidence(joint, as_data((rows.inputs, rows.targets, rows.weights)), None, key)
+
+
+def warp_of(targets: Tensor, mean: Sequence[float], scale: Sequence[float]) -> Warp | None:
+    """The warp of a single target that makes it less skewed or less heavy-tailed; None where neither is needed.
+
+    `mean` and `scale` lead from the standardised targets (N, T) back to the originals, which may be positive.
+    """
+    if targets.shape[1] > 1:
+        return None
+    values = targets.double()
+    skew, kurtosis = _shape(values)
+    shift, least = mean[0] / scale[0], float(values.min())
+    if least + shift > 0 and skew > SKEWED:
+        moved = (values + shift).log()
+        if abs(_shape(moved)[0]) < 0.5 * skew:
+            return Warp(True, shift, 1.0, float(moved.mean()), float(moved.std()))
+    if abs(skew) > SKEWED or kurtosis > HEAVY:
+        centre = float(values.median())
+        spread = 1.4826 * float((values - centre).abs().median())
+        if spread > 0:
+            moved = torch.asinh((values - centre) / spread)
+            return Warp(False, centre, spread, float(moved.mean()), float(moved.std()))
+    return None
+
+
+def _shape(values: Tensor) -> tuple[float, float]:
+    """Skewness and kurtosis."""
+    away = values - values.mean()
+    variance = float(away.square().mean())
+    if not variance > 0:
+        return 0.0, 0.0
+    return float(away.pow(3).mean()) / variance**1.5, float(away.pow(4).mean()) / variance**2
+
+
+def planned(rows: int, columns: int, outputs: int, seconds: float) -> Plan:
+    """The plan that a budget buys, from rows, columns, outputs and seconds alone."""
+    share = max(0.05, min(4.0, seconds / 60.0))
+    folds, members, hidden, batch = 10 if rows < 300 else 5, 2, (64, 64), 256
+    weights = (columns + 1) * hidden[0] + (hidden[0] + 1) * hidden[1] + (hidden[1] + 1) * outputs
+    step = STEP + 6.0 * members * batch * weights / SPEED
+    enough = 1500 if rows < 2000 else 2000 if rows < 20_000 else 4000
+    steps = int(min(enough * max(1.0, share), NETWORKS * share / (folds * step)))
+    effort = max(0.3, min(1.5, share**0.5))
+    return Plan(
+        folds=min(folds, max(2, rows)),
+        scored=int(3000 * max(0.2, min(1.0, share))),
+        evidence_rows=int(400 * effort) if rows < FEW else int(600 * effort),
+        evaluations=int(40 * effort),
+        settled_by_fold=rows < FEW,
+        hidden=hidden,
+        members=members,
+        steps=steps if steps >= 300 and rows >= 50 else 0,
+        batch_size=batch,
+        processes=3 if share >= 0.2 else 1,
+    )

@@ -1,0 +1,240 @@
+"""Densities around held-out means: pooled means, scales that depend on the inputs, and the shape of the noise."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.estimators.gaussian_process import GaussianProcess, Moments, minimised, principal, reduced
+from posterity.likelihoods.scaled import HALF_LOG_TWO_PI
+from posterity.numerics.random import Key
+from posterity.predictive.classes import ClassPredictive
+
+NARROWEST = 0.05  # least scale of a component of the noise, in units of the predicted scale
+ROUNDS = 60  # of EM for the shape
+EVALUATIONS = 60  # of the search for a calibration
+LEAST = 0.01  # share of the median squared residual that is added to all, before their logarithm
+
+
+class Normals(NamedTuple):
+    """Means and scales (S, N, T) of a mixture with weights (S,)."""
+
+    means: Tensor
+    scales: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The average of candidates' means with the weights of least held-out squared error."""
+
+    weights: dict[str, float]
+    name: ClassVar[str] = "pooled means"
+
+    @classmethod
+    def of(cls, moments: Mapping[str, Moments], targets: Tensor, weights: Tensor) -> "Pool":
+        """Minimise the squared error over all subsets of the candidates."""
+        names = list(moments)
+        errors = torch.stack([(targets - moments[name].mean).flatten().double() for name in names])  # (K, n T)
+        shares = weights.double().repeat_interleave(targets.shape[1]) / weights.sum()
+        products = (errors * shares) @ errors.T
+        jitter = 1e-10 * products.diagonal().mean() + 1e-30  # candidates may agree, and may have no error at all
+        products = products + jitter * torch.eye(len(names)).to(products)
+        best, least = {}, math.inf
+        for size in range(1, len(names) + 1):
+            for subset in combinations(range(len(names)), size):
+                index = torch.tensor(subset, device=products.device)
+                solved = torch.linalg.solve(products[index][:, index], products.new_ones(size))
+                solved = solved / solved.sum()
+                error = float(solved @ products[index][:, index] @ solved)
+                if bool((solved >= 0).all()) and error < least * (1.0 - 1e-3):
+                    best, least = {names[i]: float(w) for i, w in zip(subset, solved, strict=True)}, error
+        return cls(best)
+
+    def moments(self, moments: Mapping[str, Moments]) -> Moments:
+        """Moments of the mixture of the candidates."""
+        means, variances, epistemics = (
+            torch.stack(column) for column in zip(*(moments[name] for name in self.weights), strict=True)
+        )  # (K, N, T)
+        weights = torch.tensor([*self.weights.values()]).to(means).view(-1, 1, 1)
+        mean = (weights * means).sum(0)
+        away = (means - mean).square()
+        return Moments(mean, (weights * (variances + away)).sum(0), (weights * (epistemics + away)).sum(0))
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """The scale of the noise around a mean: constant, the prediction's own, or this times a function of the inputs.
+
+    The function is a Gaussian process of the log squared residuals.
+    """
+
+    constant: Tensor | None = None  # (T,)
+    process: GaussianProcess | None = None
+    basis: Tensor | None = None
+
+    @classmethod
+    def around(
+        cls, moments: Moments, inputs: Tensor, targets: Tensor, weights: Tensor, several: bool
+    ) -> Iterator[tuple[str, "Scale"]]:
+        """Scales for these held-out rows, and their names; the own one where the mean is of several candidates."""
+        residuals = targets - moments.mean
+        shares = weights / weights.sum()
+        yield "a constant scale", cls((shares @ residuals.square()).sqrt().clamp_min(1e-6))
+        if several:
+            yield "their own scale", cls()
+        squares, basis = residuals.square() / moments.variance, principal(inputs)
+        logs = 0.5 * (squares + LEAST * squares.median() + 1e-12).log()
+        columns = features(moments, inputs, basis)
+        yield "a fitted scale", cls(None, GaussianProcess.of(False, columns, logs - logs.mean(0), weights), basis)
+
+    def settled(self, rows: Tensor, most: int, evaluations: int) -> "Scale":
+        """The scale fitted to these rows alone."""
+        if self.process is None:
+            return self
+        return replace(self, process=self.process.on(rows).settled(most, evaluations, Key(0).fold("scale")))
+
+    def at(self, moments: Moments, inputs: Tensor) -> Tensor:
+        """The scale at inputs, (N, T)."""
+        if self.constant is not None:
+            return self.constant.expand(moments.mean.shape)
+        own = moments.variance.sqrt()
+        if self.process is None:
+            return own
+        return own * self.process.predict(features(moments, inputs, self.basis)).mean.exp()
+
+
+def features(moments: Moments, inputs: Tensor, basis: Tensor | None) -> Tensor:
+    """Inputs of the process of the log scale: the columns, the means and the log of their own scales."""
+    return torch.cat([reduced(inputs, basis), moments.mean, 0.5 * moments.variance.log()], 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """The density of the residuals in units of their scale: a mixture of normals with mean 0."""
+
+    weights: Tensor
+    means: Tensor
+    scales: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor, weights: Tensor) -> "Shape":
+        """Fit values (n,) by EM; fewer components for fewer rows."""
+        size = 1 if len(values) < 100 else 2 if len(values) < 300 else 3
+        shares = (weights / weights.sum()).to(values)
+        spread = (shares @ values.square()).sqrt().clamp_min(0.01)
+        scales = spread * torch.logspace(-0.5, 0.5, size, base=2.0 if size < 3 else 4.0).to(values)
+        scales = spread.reshape(1) if size == 1 else scales
+        means, mixture = torch.zeros_like(scales), torch.full_like(scales, 1.0 / size)
+        for _ in range(ROUNDS):
+            each = cls(mixture, means, scales)._each(values)
+            resp = each.softmax(0) * shares  # (S, n)
+            counts = resp.sum(1).clamp_min(1e-8)
+            mixture, means = counts / counts.sum(), (resp @ values) / counts
+            scales = ((resp * (values - means.unsqueeze(1)).square()).sum(1) / counts).sqrt()
+            scales = scales.clamp_min(NARROWEST * float(spread))
+        return cls(mixture, means - mixture @ means, scales)
+
+    @classmethod
+    def normal(cls, device: torch.device) -> "Shape":
+        """A standard normal."""
+        one = torch.ones(1, dtype=torch.float64, device=device)
+        return cls(one, torch.zeros_like(one), one)
+
+    def _each(self, values: Tensor) -> Tensor:
+        """Log densities of the components at values, (S, *values)."""
+        away = (values - self._lead(self.means, values)) / self._lead(self.scales, values)
+        return self._lead(self.weights.log() - self.scales.log(), values) - 0.5 * away.square() - HALF_LOG_TWO_PI
+
+    def _lead(self, tensor: Tensor, values: Tensor) -> Tensor:
+        return tensor.reshape(-1, *(1,) * values.dim())
+
+    def log_prob(self, values: Tensor) -> Tensor:
+        """Log density of values, shaped as they are."""
+        return self._each(values).logsumexp(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Density:
+    """A density of targets: the mean of a candidate or of the pool, a scale, and the shape of the noise."""
+
+    name: str
+    source: str
+    scale: Scale
+    shape: Shape | None = None
+
+    def scored(
+        self, moments: Moments, inputs: Tensor, targets: Tensor, weights: Tensor, fold: Tensor, effort: tuple[int, int]
+    ) -> tuple["Density", Tensor]:
+        """The density with scale and shape fitted, and log densities (n, T) of targets that its scale has not seen.
+
+        `effort` is the number of rows and evaluations by which the scale is settled, for each fold by the others.
+        """
+        scale = torch.empty_like(targets)
+        for number in sorted(set(fold.tolist())):
+            rows = fold == number
+            part = Moments(*(tensor[rows] for tensor in moments))
+            scale[rows] = self.scale.settled(~rows, *effort).at(part, inputs[rows])
+        values = (targets - moments.mean) / scale
+        shape = Shape.of(values.flatten(), weights.repeat_interleave(targets.shape[1]))
+        final = self.scale.settled(torch.ones_like(fold, dtype=torch.bool), *effort)
+        return replace(self, scale=final, shape=shape), shape.log_prob(values) - scale.log()
+
+    def normals(self, moments: Moments, inputs: Tensor) -> Normals:
+        """The mixture of normals at inputs."""
+        assert self.shape is not None
+        scale, shape = self.scale.at(moments, inputs), self.shape
+        means = moments.mean + scale * shape.means.view(-1, 1, 1)
+        return Normals(means, scale * shape.scales.view(-1, 1, 1), shape.weights)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Class probabilities: the average over draws f of softmax(a (m + r (f - m)) + b), m the mean of the draws.
+
+    The slope a, the spread r and the offsets b are chosen by held-out rows: draws of a posterior that is too wide, as
+    where classes can be separated, come nearer to their mean.
+    """
+
+    slope: float
+    spread: float
+    offsets: Tensor  # (C,)
+
+    @classmethod
+    def of(cls, logits: Tensor, labels: Tensor, weights: Tensor) -> "Calibration":
+        """Maximise the held-out log probability of labels, from draws (S, n, C), under weak normal priors."""
+
+        def loss(values: Tensor) -> Tensor:
+            log_draws = _log_draws(logits, *_limited(values), values[2:])
+            chosen = log_draws.gather(2, labels.expand(len(logits), -1).unsqueeze(2)).squeeze(2)
+            held_out = weights @ (chosen.logsumexp(0) - math.log(len(logits)))
+            return -held_out + 0.5 * ((values[:2] / 2.0).square().sum() + values[2:].square().sum())
+
+        found = minimised(loss, logits.new_zeros(logits.shape[-1] + 2), EVALUATIONS)
+        slope, spread = _limited(found)
+        return cls(float(slope), float(spread), found[2:])
+
+    @classmethod
+    def none(cls, classes: int, device: torch.device) -> "Calibration":
+        """The logits as they are."""
+        return cls(1.0, 1.0, torch.zeros(classes, dtype=torch.float64, device=device))
+
+    def predictive(self, logits: Tensor) -> ClassPredictive:
+        """The predictive of draws (S, N, C)."""
+        draws = _log_draws(logits, self.slope, self.spread, self.offsets)
+        return ClassPredictive.of_log_probs(draws, draws.dtype)
+
+
+def _limited(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Slope within e^-3 and e^3, and spread within 0 and 2, both 1 at the start."""
+    return (3.0 * torch.tanh(values[0] / 3.0)).exp(), 1.0 + torch.tanh(values[1])
+
+
+def _log_draws(logits: Tensor, slope: float | Tensor, spread: float | Tensor, offsets: Tensor) -> Tensor:
+    """Log probabilities of each draw, (S, N, C)."""
+    mean = logits.mean(0)
+    return (slope * (mean + spread * (logits - mean)) + offsets).log_softmax(-1)

@@ -1,0 +1,95 @@
+"""Run folders of estimators: parameters and encodings as JSON beside the posterior, without pickle."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from posterity.errors import BadFolder, shown
+from posterity.estimators.automatic import Stacked
+from posterity.estimators.encoding import Encoding
+from posterity.model import Joint
+from posterity.networks import MLP
+from posterity.posteriors import Posterior
+from posterity.storage import Part, RunFolder, decode, encode
+from posterity.storage.schema import check_names, reading
+
+AGAIN = "Save the estimator again."
+FIELDS = ("estimator", "parameters", "fitted", "network")
+
+
+def save(
+    path: str | os.PathLike[str],
+    name: str,
+    parameters: dict[str, Any],
+    fitted: dict[str, Any],
+    posterior: Posterior | Stacked,
+) -> None:
+    """Write an estimator's parameters, what its fit has noted, and the posterior into a run folder."""
+    tensors: dict[str, Any] = {}
+    config: dict[str, Any] = {"estimator": name, "network": None}
+    for field, values in (("parameters", parameters), ("fitted", fitted)):
+        config[field] = encode({key: _plain(value) for key, value in values.items()}, tensors, field)
+    folder, own = RunFolder(path), Part(config, tensors)
+    if isinstance(posterior, Stacked):
+        posterior.save(path)
+        folder.commit({"estimator": own}, drop=["posterior"])
+        return
+    joint = posterior.joint
+    if isinstance(joint, Joint) and isinstance(joint.network.module, MLP):
+        config["network"] = joint.network.module.config
+    folder.commit({**posterior.parts(), "estimator": own}, drop=["stacked", "fit-*"])
+
+
+def folds(path: str | os.PathLike[str], *, new: bool = False) -> Iterator[Path]:
+    """Yield the run folders of fold models, in order; with `new` those of an earlier estimator are removed."""
+    folder = Path(path) / "folds"
+    if new:
+        shutil.rmtree(folder, ignore_errors=True)
+    return (folder / str(number) for number in count())
+
+
+def read(path: str | os.PathLike[str], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the parameters and fitted values that `save` has written; BadFolder where they are not sound."""
+    part = RunFolder(path).read("estimator")
+    with reading(f"Run folder {os.fspath(path)!r}: part 'estimator'"):
+        check_names("The estimator", list(part.config), list(FIELDS))
+        if part.config["estimator"] != name:
+            raise BadFolder(f"It holds a {part.config['estimator']}, no {name}. Load it with its own class.")
+        parameters, fitted = (decode(part.config[field], part.tensors) for field in ("parameters", "fitted"))
+        if not isinstance(parameters, dict) or not isinstance(fitted, dict):
+            raise BadFolder(f"It must have parameters and fitted values by name. {AGAIN}")
+        if not isinstance(encoding := fitted.get("encoding_"), Encoding):
+            raise BadFolder(f"It must have the encoding of the columns. Got {shown(encoding)}. {AGAIN}")
+        encoding.check()
+        return tuple({key: _rebuilt(value) for key, value in values.items()} for values in (parameters, fitted))  # type: ignore[return-value]
+
+
+def network(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Return the configuration of the `MLP` of a folder; None where it has another network, or none."""
+    config = RunFolder(path).read("estimator").config["network"]
+    return dict(config) if isinstance(config, dict) else None
+
+
+def _plain(value: Any) -> Any:
+    """Return arrays as their dtype and values, and weights of labels as pairs; everything else as it is."""
+    if isinstance(value, np.ndarray):
+        return {"dtype": str(value.dtype), "values": value.tolist()}
+    if isinstance(value, dict):
+        return {"pairs": [(_scalar(key), float(number)) for key, number in value.items()]}
+    return _scalar(value)
+
+
+def _rebuilt(value: Any) -> Any:
+    """Return what `_plain` was given."""
+    if isinstance(value, dict) and value.keys() == {"dtype", "values"}:
+        return np.array(value["values"], dtype=value["dtype"])
+    return dict(value["pairs"]) if isinstance(value, dict) and value.keys() == {"pairs"} else value
+
+
+def _scalar(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
