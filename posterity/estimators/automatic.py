@@ -64,7 +64,8 @@ class Stacked:
     - `sentence`: what was chosen and why.
 
     **Limit**: as good as its candidates. Scores are of fits to the other folds, and so slightly low. Weights, scales
-    and shapes are chosen by the rows that score them: few numbers, but more than none.
+    and shapes are chosen by the rows that score them: few numbers, but more than none. Where rows repeat and targets
+    are integers, densities at repeated rows become narrow, and their log has no meaning as a probability.
 
     **Cost**: predictions of all candidates of positive weight. Gaussian processes keep the training rows, also on disk.
 

@@ -350,7 +350,7 @@ def planned(rows: int, columns: int, outputs: int, seconds: float) -> Plan:
         folds=min(folds, max(2, rows)),
         scored=int(3000 * max(0.2, min(1.0, share))),
         evidence_rows=int(400 * effort) if rows < FEW else int(600 * effort),
-        evaluations=int(40 * effort),
+        evaluations=max(30, int(40 * effort)),
         settled_by_fold=rows < FEW,
         hidden=hidden,
         members=members,
