@@ -25,7 +25,7 @@ from posterity.estimators.candidates import (
     restored,
     warp_of,
 )
-from posterity.estimators.densities import Calibration, Density, Pool, Scale, Shape
+from posterity.estimators.densities import Calibration, Density, Pool, Scale, Shape, rounding
 from posterity.estimators.gaussian_process import Moments, some
 from posterity.evidence.stacking import stacked
 from posterity.inference.folds import Fold
@@ -56,7 +56,8 @@ class Stacked:
     **Math**: p(y | x) = sum_k w_k p_k(y | x). For regression p_k(y | x) = h_k((y - m_k(x)) / s_k(x)) / s_k(x): m_k is
     the mean of a candidate, or the average of all with the weights of least held-out squared error; s_k is its own
     scale, a constant, or its own times the exponential of a Gaussian process fitted to the log squared held-out
-    residuals; and h_k is a mixture of normals with mean 0, fitted to held-out (y - m_k) / s_k. For classes p_k is the
+    residuals; and h_k is a mixture of normals with mean 0, fitted to held-out (y - m_k) / s_k. Each normal is widened
+    by the rounding of the targets: whole numbers are known to 1 / sqrt(12). For classes p_k is the
     average over draws f of softmax(a_k (m_k + r_k (f - m_k)) + b_k), m_k their mean, with a_k, r_k and b_k by held-out
     rows.
 
@@ -237,7 +238,7 @@ def _alone(rows: Rows, plan: Plan, key: Key) -> Stacked:
     candidate = Linear()
     fits = {candidate.name: candidate.fits(rows, (), plan, key)[1]()}
     plain = Shape.normal(rows.inputs.device)
-    density = () if rows.classes else (Density(candidate.name, candidate.name, Scale(), plain),)
+    density = () if rows.classes else (Density(candidate.name, candidate.name, Scale(), rounding(rows.targets), plain),)
     calibrations = {candidate.name: Calibration.none(rows.classes, rows.inputs.device)} if rows.classes else {}
     sentence = f"{len(rows.inputs)} rows are too few to compare candidates (from {FEWEST} up): a {candidate.name}."
     return Stacked(
@@ -296,9 +297,10 @@ def _regression(rows: Rows, trials: Trials) -> Stacked:
     moments: dict[str, Moments] = dict(trials.outputs)
     pool = Pool.of(moments, targets, weights)
     pooled = pool.moments(moments)
-    densities = [Density(name, name, Scale()) for name in moments]
+    rounded = rounding(targets)
+    densities = [Density(name, name, Scale(), rounded) for name in moments]
     densities += [
-        Density(f"{Pool.name} with {label}", Pool.name, scale)
+        Density(f"{Pool.name} with {label}", Pool.name, scale, rounded)
         for label, scale in Scale.around(pooled, inputs, targets, weights, len(pool.weights) > 1)
     ]
     moments[Pool.name] = pooled

@@ -165,6 +165,7 @@ class Density:
     name: str
     source: str
     scale: Scale
+    rounding: Tensor  # (T,), standard deviations of the rounding of targets, which no component can be narrower than
     shape: Shape | None = None
 
     def scored(
@@ -182,14 +183,35 @@ class Density:
         values = (targets - moments.mean) / scale
         shape = Shape.of(values.flatten(), weights.repeat_interleave(targets.shape[1]))
         final = self.scale.settled(torch.ones_like(fold, dtype=torch.bool), *effort)
-        return replace(self, scale=final, shape=shape), shape.log_prob(values) - scale.log()
+        density = replace(self, scale=final, shape=shape)
+        means, scales, shares = density._around(moments.mean, scale)
+        each = shares.log().view(-1, 1, 1) - 0.5 * ((targets - means) / scales).square() - scales.log()
+        return density, each.logsumexp(0) - HALF_LOG_TWO_PI
 
     def normals(self, moments: Moments, inputs: Tensor) -> Normals:
         """The mixture of normals at inputs."""
+        return self._around(moments.mean, self.scale.at(moments, inputs))
+
+    def _around(self, mean: Tensor, scale: Tensor) -> Normals:
+        """The mixture of normals of this mean and scale, (N, T)."""
         assert self.shape is not None
-        scale, shape = self.scale.at(moments, inputs), self.shape
-        means = moments.mean + scale * shape.means.view(-1, 1, 1)
-        return Normals(means, scale * shape.scales.view(-1, 1, 1), shape.weights)
+        own = scale * self.shape.scales.view(-1, 1, 1)
+        scales = (own.square() + self.rounding.to(own).square()).sqrt()
+        return Normals(mean + scale * self.shape.means.view(-1, 1, 1), scales, self.shape.weights)
+
+
+def rounding(targets: Tensor) -> Tensor:
+    """Standard deviations (T,) of the rounding of targets (N, T): the least difference of two values over root 12.
+
+    It is 0 where no value repeats. Where values do, a narrow density would gain from them without bound.
+
+    >>> rounding(torch.tensor([[3.0], [5.0], [5.0], [6.0]]))
+    tensor([0.2887])
+    """
+    values = [column.unique() for column in targets.T]  # ascending
+    repeat = [1 < len(column) < len(targets) for column in values]
+    gaps = [column.diff().min() if some else column.new_zeros(()) for column, some in zip(values, repeat, strict=True)]
+    return torch.stack(gaps) / math.sqrt(12.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,6 +59,13 @@ def test_mean_is_no_worse_than_the_best_candidate(regression: Stacked) -> None:
     assert float((regression.predict(x).mean - y).square().mean()) <= 1.02 * min(errors.values())
 
 
+def test_whole_numbers_are_not_known_better_than_they_are_rounded() -> None:
+    x, y, _ = uneven(300)
+    whole = y.round()  # most of them could be told exactly
+    highest = fit_automatic(x, whole, "regression", seconds=SMALL).predict(x).log_prob(whole).max()
+    assert float(highest) <= 0.5 * math.log(12 / (2 * math.pi)) + 1e-5
+
+
 def test_same_seed_same_bits_and_another_seed_other_folds() -> None:
     x, y, _ = uneven(60)
     first, again, other = (fit_automatic(x, y, "regression", seconds=SMALL, seed=seed) for seed in (1, 1, 2))
