@@ -37,7 +37,11 @@ EXAMPLES = {
         "posterity fit sine --method nuts --hidden 10 --draws 500 --out chains",
     ),
     "predict": ("posterity predict run", "posterity predict run --data new.csv --out predictions.csv"),
-    "evaluate": ("posterity evaluate run", "posterity evaluate run --data later.csv --json"),
+    "evaluate": (
+        "posterity evaluate run",
+        "posterity evaluate run --data later.csv --json",
+        "posterity evaluate run --costs 1,5",
+    ),
     "plan": (
         "posterity plan two-moons --hidden 500,500",
         "posterity plan houses.csv --target price --methods laplace --structure kronecker",

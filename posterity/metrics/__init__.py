@@ -1,6 +1,7 @@
 """Scores of a predictive distribution on held-out targets: `metric(pred, y) -> float`.
 
 A metric sees the predictive and the targets, never a posterior; diagnostics of posteriors are in `diagnostics`.
+Permutation importance takes the function that predicts.
 """
 
 from posterity.metrics.bootstrap import Bootstrap, bootstrap
@@ -16,6 +17,16 @@ from posterity.metrics.calibration import (
     maximum_calibration_error,
     reliability,
 )
+from posterity.metrics.decisions import (
+    RiskCoverage,
+    confusion_matrix,
+    cost_threshold,
+    decisions,
+    mean_cost,
+    risk_coverage,
+)
+from posterity.metrics.importance import PermutationImportance, permutation_importance
+from posterity.metrics.ranking import auroc, average_precision, balanced_accuracy
 from posterity.metrics.scores import (
     accuracy,
     agreement,
@@ -25,31 +36,44 @@ from posterity.metrics.scores import (
     mean_absolute_error,
     negative_log_likelihood,
     out_of_distribution_auroc,
+    r_squared,
     root_mean_squared_error,
     total_variation,
 )
 
 __all__ = [
     "Bootstrap",
+    "PermutationImportance",
     "Reliability",
+    "RiskCoverage",
     "accuracy",
     "adaptive_calibration_error",
     "agreement",
+    "auroc",
+    "average_precision",
+    "balanced_accuracy",
     "bootstrap",
     "brier_score",
     "classwise_calibration_error",
     "confidence",
+    "confusion_matrix",
+    "cost_threshold",
     "coverage",
     "crps",
+    "decisions",
     "expected_calibration_error",
     "gibbs_confidence",
     "gibbs_negative_log_likelihood",
     "interval_width",
     "maximum_calibration_error",
     "mean_absolute_error",
+    "mean_cost",
     "negative_log_likelihood",
     "out_of_distribution_auroc",
+    "permutation_importance",
+    "r_squared",
     "reliability",
+    "risk_coverage",
     "root_mean_squared_error",
     "total_variation",
 ]

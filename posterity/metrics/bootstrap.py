@@ -1,5 +1,6 @@
 """Bootstrap intervals of a metric over the test rows."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from statistics import NormalDist
@@ -39,13 +40,15 @@ def bootstrap(
     **Math**: a metric that is a mean over rows (`metric.rows`), or a function of one (`metric.of_mean`), has the
     studentised interval: with mean m and standard error s of the rows, m* and s* of a resample, and quantiles q of
     t* = (m* - m) / s*, it is m - q_high s .. m - q_low s, within the range of the rows. Other metrics, and rows of two
-    values (accuracy), have the bias-corrected and accelerated (BCa) interval, from a jackknife.
+    values (accuracy), have the bias-corrected and accelerated (BCa) interval, from a jackknife. Resamples on which a
+    metric is not defined (AUROC of one class) are left out.
 
     **Limit**: covers the choice of test rows, not of training rows or seed. Of 60 rows a 95 % interval covers 95 % for
     the NLL or RMSE of normal residuals, 92 % for residuals of a Student t with 8 degrees of freedom. Not valid for
     metrics that are biased on repeated rows (calibration errors, upwards).
 
-    **Cost**: one call of the metric where it has rows, else one for each resample and at most 100 for the jackknife.
+    **Cost**: one call of the metric where it has rows or takes weights of rows (`metric.weighted`), else one for each
+    resample and at most 100 for the jackknife.
 
     **References**: Efron (1987), Better bootstrap confidence intervals; Hall (1988), Theoretical comparison of
     bootstrap confidence intervals.
@@ -59,21 +62,26 @@ def bootstrap(
     """
     between_zero_and_one("bootstrap: level", level)
     whole_number("bootstrap: resamples", resamples, least=2)
-    value, count, key = metric(pred, y), len(pred), Key(seed)
+    count, key = len(pred), Key(seed)
     if not count:
         raise BadData("bootstrap needs at least one row. Got none. Check how the data were split or filtered.")
     rows: Callable[[Predictive, Tensor], Tensor] | None = getattr(metric, "rows", None)
     tails = 0.5 * (1.0 - level), 0.5 * (1.0 + level)
     if rows is None:
-        y = torch.as_tensor(y)
+        value, y = metric(pred, y), torch.as_tensor(y)
         everything = torch.arange(count, device="cpu")
+        weighted: Callable[[Predictive, Tensor, Tensor], Tensor] | None = getattr(metric, "weighted", None)
         chosen = (_chosen(1, count, key.fold(number))[0] for number in range(resamples))
-        values = _scores(metric, pred, y, chosen)
         groups = everything.tensor_split(min(count, _GROUPS))
         without = (everything[torch.isin(everything, group, invert=True)] for group in groups)
-        left = _scores(metric, pred, y, without) if count > 1 else values.new_full((1,), value)
-        return Bootstrap(value, *_accelerated(values, value, left, tails))
+        if weighted is None:
+            values, left = (_scores(metric, pred, y, index) for index in (chosen, without))
+        else:
+            values, left = (_weighted_scores(weighted, pred, y, index) for index in (chosen, without))
+        left = left if count > 1 else values.new_full((1,), value)
+        return Bootstrap(value, *_accelerated(values[~values.isnan()], value, left[~left.isnan()], tails))
     scores, of_mean = rows(pred, y).double().cpu(), metric.of_mean  # type: ignore[attr-defined]
+    value = of_mean(float(scores.mean()))
     means, errors = _resampled(scores, resamples, key)
     mean, error = float(scores.mean()), float(scores.std()) / math.sqrt(count) if count > 1 else 0.0
     if bool(((scores == scores.min()) | (scores == scores.max())).all()) or not math.isfinite(error):
@@ -93,6 +101,18 @@ def _scores(
     """The metric on each choice of rows."""
     values = [metric(pred.rows(index), y[index.to(y.device)]) for index in chosen]
     return torch.tensor(values, dtype=torch.float64, device="cpu")
+
+
+def _weighted_scores(
+    weighted: Callable[[Predictive, Tensor, Tensor], Tensor], pred: Predictive, y: Tensor, chosen: Iterable[Tensor]
+) -> Tensor:
+    """The metric on each choice of rows, by the number of times that each row was chosen."""
+    count = len(pred)
+    counts = (torch.bincount(index, minlength=count).double() for index in chosen)
+    parts = []
+    while together := list(itertools.islice(counts, max(1, _ENTRIES // count))):
+        parts.append(weighted(pred, y, torch.stack(together)))
+    return torch.cat(parts)
 
 
 def _resampled(scores: Tensor, resamples: int, key: Key) -> tuple[Tensor, Tensor]:
@@ -120,6 +140,8 @@ def _accelerated(values: Tensor, value: float, left: Tensor, tails: tuple[float,
 
     It is the percentile interval where the value is not finite, or the resamples do not differ.
     """
+    if math.isnan(value):
+        return math.nan, math.nan
     share = float((values < value).double().mean() + 0.5 * (values == value).double().mean())
     away = left.mean() - left
     scatter = float(away.square().sum())

@@ -48,6 +48,32 @@ def mean_over_rows(
     return cast(RowMetric[Arguments], metric)
 
 
+class WeightedMetric(Protocol):
+    """A metric `metric(pred, y) -> float` that is no mean over rows, but can weigh them.
+
+    `metric.weighted(pred, y, weights)` has a value for each row of weights (B, N): counts of resampled rows, say.
+    """
+
+    weighted: Callable[[Predictive, Tensor, Tensor], Tensor]
+
+    def __call__(self, pred: Predictive, y: Tensor) -> float:
+        """The metric with equal weights."""
+        ...
+
+
+def with_row_weights(weighted: Callable[[Predictive, Tensor, Tensor], Tensor]) -> WeightedMetric:
+    """Turn `weighted(pred, y, weights)`, which returns a value for each row of weights (B, N), into a metric."""
+
+    @functools.wraps(weighted)
+    def metric(pred: Predictive, y: Tensor) -> float:
+        return float(weighted(pred, y, torch.ones(1, len(pred), dtype=torch.float64, device="cpu"))[0])
+
+    arguments = list(inspect.signature(weighted).parameters.values())[:2]
+    metric.__signature__ = inspect.Signature(arguments, return_annotation=float)  # type: ignore[attr-defined]
+    metric.weighted = weighted  # type: ignore[attr-defined]
+    return cast(WeightedMetric, metric)
+
+
 def scored(metric: str, pred: Predictive, y: Tensor) -> Tensor:
     """Return the targets checked and shaped by `pred.check`; raise BadData where they do not fit or there are none."""
     targets = pred.check(y)
@@ -152,17 +178,37 @@ def mean_absolute_error(pred: Predictive, y: Tensor) -> Tensor:
     return per_row((targets - pred.mean).double().abs(), pred)
 
 
+@with_row_weights
+def r_squared(pred: Predictive, y: Tensor, weights: Tensor) -> Tensor:
+    """Mean over outputs of 1 - sum (y - predictive mean)^2 / sum (y - mean of y)^2; 1 is perfect, 0 the mean of y.
+
+    NaN where an output has one value only.
+
+    >>> from posterity.predictive import GaussianPredictive
+    >>> pred = GaussianPredictive(torch.tensor([[1.0], [2.0], [3.0]]), torch.ones(3, 1), torch.ones(1))
+    >>> r_squared(pred, torch.tensor([1.0, 2.0, 4.0]))
+    0.7857142857142857
+    """
+    targets = regression("r_squared", pred, y, "accuracy").double().reshape(len(pred), -1).cpu()
+    errors = (targets - pred.mean.double().reshape(targets.shape).cpu()).square()
+    away = targets - targets.mean(0)
+    total = weights.sum(1, keepdim=True)
+    scatter = weights @ away.square() - (weights @ away).square() / total  # (B, outputs)
+    scatter = torch.where(scatter > 1e-12 * (weights @ away.square()), scatter, torch.nan)
+    return (1.0 - weights @ errors / scatter).mean(1)
+
+
 _PAIRS = 1_000_000  # of mixture components at a time: bounds the memory
 
 
 @mean_over_rows
-def crps(pred: Predictive, y: Tensor, draws: int = 1000, seed: int = 0) -> Tensor:
+def crps(pred: Predictive, y: Tensor, draws: int = 1000, seed: int = 0, most_normals: int = 1000) -> Tensor:
     """Mean, over rows and outputs, of the continuous ranked probability score, in the units of y; lower is better.
 
     **Math**: integral of (F(x) - 1[x >= y])^2 dx with F the predictive distribution function of the output,
     = E|X - y| - E|X - X'| / 2 for independent X, X' ~ F. In closed form where the predictive is Gaussian or an equal
-    mixture of S normals. Otherwise from `draws` samples x_i, fair (unbiased): the mean of |x_i - y| less half the mean
-    of |x_i - x_j| over pairs i != j.
+    mixture of S normals, of at most `most_normals`. Otherwise from `draws` samples x_i, fair (unbiased): the mean of
+    |x_i - y| less half the mean of |x_i - x_j| over pairs i != j.
 
     **Limit**: scores each output by its marginal. The estimate from samples has noise, and may fall below 0.
 
@@ -178,7 +224,7 @@ def crps(pred: Predictive, y: Tensor, draws: int = 1000, seed: int = 0) -> Tenso
     """
     targets = regression("crps", pred, y, "brier_score").double().reshape(-1)  # (R,)
     whole_number("crps: draws", draws, least=2)
-    if pred.normals is None:
+    if pred.normals is None or len(pred.normals[0]) > most_normals:
         sample = pred.sample(draws, Key(seed)).double().reshape(draws, -1)  # (draws, R)
         return per_row(_crps_of_samples(sample, targets), pred)
     means, scales = (value.double().reshape(len(value), -1) for value in pred.normals)  # (S, R)

@@ -61,8 +61,14 @@ MEANINGS = {
     "with 90 % confidence might be right 85 % of the time. 0 is ideal; a finite test set never quite gets there.",
     "accuracy": "Accuracy is the share of the test rows whose most probable class was the right one. It does not see "
     "how sure the method was.",
+    "auroc": "AUROC is the chance that a row of a class is given a larger probability of it than a row of another: 0.5 "
+    "is guessing, 1 is perfect. It does not depend on how frequent the classes are, nor on a threshold.",
     "rmse": "RMSE, the root mean squared error, is the typical distance between the predicted mean and the target. "
     "It does not see the intervals; NLL does.",
+    "r2": "R2 is the share of the targets' variance that the predicted means explain: 1 is perfect, and predicting the "
+    "mean of the test rows has 0.",
+    "coverage": "Coverage is the share of test rows whose target lies in its 95 % interval. Below 0.95 the intervals "
+    "are too narrow, above it too wide.",
 }
 """What each score says, in plain words."""
 

@@ -9,7 +9,7 @@ import torch
 from clitables import rows
 
 from posterity.cli.frame import tasks
-from posterity.cli.frame.scores import best
+from posterity.cli.frame.columns import best
 from posterity.datasets import load
 from posterity.report import files
 
@@ -54,7 +54,13 @@ def test_the_json_document_has_what_the_table_has(run):
     first, second = document["methods"]
     assert (first["method"], second["method"]) == ("map", "laplace")
     assert (first["starts_from"], second["starts_from"]) == (None, "map")
-    common = {"test_nll", "ece", "accuracy", "seconds", "best", "failed", "reason"}
+    scores = {"test_nll", "ece", "accuracy", "auroc", "average_precision", "brier", "balanced_accuracy"}
+    common = scores | {"intervals", "seconds", "best", "failed", "reason"}
+    assert first["intervals"].keys() == scores
+    for key in scores - {"ece"}:  # whose bootstrap would be biased
+        lower, upper = first["intervals"][key]
+        assert lower <= first[key] <= upper
+    assert first["intervals"]["ece"] is None
     assert first.keys() == common | {
         "method",
         "far",
@@ -218,17 +224,26 @@ def test_the_defaults_do_well_on_two_moons(run):
 def test_best_looks_at_what_is_shown():
     data = load("two-moons")
     rows = {
-        "a": {"test_nll": 0.10001, "ece": 0.3, "accuracy": 0.9},
-        "b": {"test_nll": 0.10002, "ece": 0.2, "accuracy": 0.8},
-        "c": {"test_nll": 0.2, "ece": 0.2, "accuracy": 0.7},
+        "a": {"test_nll": 0.10001, "ece": 0.3, "accuracy": 0.9, "auroc": 0.9},
+        "b": {"test_nll": 0.10002, "ece": 0.2, "accuracy": 0.8, "auroc": None},
+        "c": {"test_nll": 0.2, "ece": 0.2, "accuracy": 0.7, "auroc": 0.8},
     }
-    assert best(rows, data) == {"test_nll": ("a", "b"), "ece": ("b", "c"), "accuracy": ("a",)}
+    assert best(rows, data) == {"test_nll": ("a", "b"), "ece": ("b", "c"), "accuracy": ("a",), "auroc": ("a",)}
+
+
+def test_the_best_coverage_is_the_nearest_to_its_level():
+    rows = {
+        name: {"test_nll": 1.0, "rmse": 1.0, "r2": 0.5, "coverage": value}
+        for name, value in {"mean": 0.95, "linear": 0.9, "map": 0.96, "laplace": 1.0}.items()
+    }
+    assert best(rows, load("line"))["coverage"] == ("map",)  # the mean is calibrated by what it is
 
 
 def test_there_is_no_best_where_all_are_equal():
-    row = {"test_nll": 1.0, "rmse": 2.0}
-    assert best({"a": row, "b": row}, load("line")) == {"test_nll": (), "rmse": ()}
-    assert best({"a": row}, load("line")) == {"test_nll": (), "rmse": ()}
+    row = {"test_nll": 1.0, "rmse": 2.0, "r2": 0.5, "coverage": 0.9}
+    none = dict.fromkeys(row, ())
+    assert best({"a": row, "b": row}, load("line")) == none
+    assert best({"a": row}, load("line")) == none
 
 
 @pytest.mark.parametrize(("data", "pictures"), [("two-moons", 2), ("sine", 2), ("blobs", 2), ("line", 2)])

@@ -102,7 +102,15 @@ def test_a_finished_run_is_not_run_again(run, fitted, content, monkeypatch):
     assert content(fitted) == before
     document = json.loads(run(*fit_words(fitted, "--json")).out)
     assert document["finished_already"] is True
-    assert document["scores"].keys() == {"test_nll", "ece", "accuracy"}
+    assert document["scores"].keys() == {
+        "test_nll",
+        "ece",
+        "accuracy",
+        "auroc",
+        "average_precision",
+        "brier",
+        "balanced_accuracy",
+    }
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_a_run_is_kept_predicted_scored_and_gone_on_with(run, tmp_path, monkeypa
     scored = run("evaluate", folder)
     assert scored.code == 0
     assert "MeanField" in scored.out
-    assert json.loads(run("evaluate", folder, "--json").out)["scores"].keys() == {"test_nll", "ece", "accuracy"}
+    assert json.loads(run("evaluate", folder, "--json").out)["scores"].keys() >= {"test_nll", "ece", "accuracy"}
 
 
 def _interrupt(state):

@@ -108,7 +108,15 @@ def test_finished_runs_of_the_command_line_say_the_same(name, asked, tmp_path, m
     monkeypatch.chdir(tmp_path)
     Path("table.csv").write_text(TABLE)
     assert main([*ASKED[asked], name]) == 0
-    same_text(capsys.readouterr().out, said_then(name, asked))
+    told, then = capsys.readouterr().out, said_then(name, asked)
+    if asked == "evaluate":  # it says more now
+        document, known = json.loads(told), json.loads(then)
+        assert document["fitted_rows"] is None
+        scores = {key: document["scores"][key] for key in known["scores"]}
+        told, then = (
+            json.dumps(value, indent=2) for value in ({**{k: document[k] for k in known}, "scores": scores}, known)
+        )
+    same_text(told, then)
 
 
 @pytest.mark.parametrize("name", SPELLED_OUT)

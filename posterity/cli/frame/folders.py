@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import Tensor
+
 from posterity.cli.frame.options import ReadingOptions, TableOptions
 from posterity.cli.frame.output import UsageError, option_values
-from posterity.cli.frame.sources import Source, find_data, other_source, own_source, stored_preprocessing
+from posterity.cli.frame.sources import Source, find_data, other_source, own_source, stored_hashes, stored_preprocessing
 from posterity.datasets import TOYS, Preprocessing
 from posterity.datasets.reader import SEPARATORS
 from posterity.errors import BadData, BadFolder, shown, unknown
@@ -102,7 +104,9 @@ class Slot:
         """The scores of the finished run; BadFolder unless these are among them."""
         with reading(f"Run folder '{self.path}': part 'scores'"):
             values = dict(self._folder.read("scores").config)
-            check_fields("The scores", {key: values[key] for key in keys}, dict.fromkeys(values, float | None))
+            check_fields(
+                "The scores", {**values, **{key: values[key] for key in keys}}, dict.fromkeys(values, float | None)
+            )
         return values
 
     def _same(self, stored: Part, what: str) -> None:
@@ -201,12 +205,16 @@ def _is_fresh(stages: Path) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A finished run: all it depended on, and its posterior; of one on a file, the file and its preprocessing too."""
+    """A finished run: all it depended on, and its posterior; of one on a file, the file and its preprocessing too.
+
+    `fitted` are the hashes of the rows that it was fitted to; None for runs of earlier releases, which do not have it.
+    """
 
     config: dict[str, Any]
     posterior: Posterior
     file: Path | None = None
     preprocessing: Preprocessing | None = None
+    fitted: Tensor | None = None
 
 
 def find_run(path: Path) -> Run:
@@ -214,9 +222,10 @@ def find_run(path: Path) -> Run:
     try:
         config, posterior = open_run(path)
         folder = RunFolder(path)
+        fitted = stored_hashes(folder.read("rows"), path) if "rows" in folder.parts() else None
         if "preprocessing" not in folder.parts():
-            return Run(config, posterior)
-        return Run(config, posterior, *stored_preprocessing(folder.read("preprocessing"), path, config))
+            return Run(config, posterior, fitted=fitted)
+        return Run(config, posterior, *stored_preprocessing(folder.read("preprocessing"), path, config), fitted)
     except BadFolder as error:
         error.add_note("a run folder is made by 'posterity fit DATA --out RUN'.")
         raise

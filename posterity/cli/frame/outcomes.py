@@ -10,8 +10,9 @@ import torch
 
 from posterity.cli.frame import tasks
 from posterity.cli.frame.baselines import Baseline, baselines
+from posterity.cli.frame.columns import scores_and_intervals
 from posterity.cli.frame.output import error_line, hint_line, log
-from posterity.cli.frame.scores import chains_of, evidence, far_away, negative_limits, scores
+from posterity.cli.frame.scores import chains_of, evidence, far_away, negative_limits
 from posterity.cli.frame.tasks import Stage, Task, kl_weight, warm_up
 from posterity.errors import Diverged, PosterityError
 from posterity.posteriors import Posterior
@@ -78,7 +79,7 @@ def run_baselines(task: Task, *, debug: bool) -> list[Outcome]:
         begin = time.perf_counter()
         predictive = each.fit(rows, classes)(task.data.test.inputs)
         seconds = round(time.perf_counter() - begin, 3)
-        numbers = {**_finite(scores(predictive, task.source)), "seconds": seconds}
+        numbers = {**_scored(predictive, task), "seconds": seconds}
         return Outcome(each.word, each.label, numbers, predictive)
 
     return [
@@ -126,7 +127,7 @@ def _run_method(
     def outcome() -> Outcome:
         predictive = posterior.predict(task.data.test.inputs)
         numbers: dict[str, Any] = {
-            **_finite(scores(predictive, task.source)),
+            **_scored(predictive, task),
             "far": far_away(posterior, predictive, task),
             "evidence": evidence(posterior, task),
             "kl_weight": kl_weight(name, task),
@@ -183,9 +184,12 @@ class _NotFinite(PosterityError):
     exit_code = 5
 
 
-def _finite(values: dict[str, float]) -> dict[str, float]:
-    """The scores; an error where one is not finite, which no table can rank."""
+def _scored(predictive: Predictive, task: Task) -> dict[str, Any]:
+    """The scores with their intervals; an error where one is infinite, which no table can rank."""
+    values, ends = scores_and_intervals(predictive, task.source)
     for key, value in values.items():
-        if not math.isfinite(value):
+        if value is not None and not math.isfinite(value):
             raise _NotFinite(f"its {key.replace('_', ' ')} is {value}. Its predictions cannot be ranked.")
-    return values
+    if values["test_nll"] is None:
+        raise _NotFinite("its test NLL is nan. Its predictions cannot be ranked.")
+    return {**values, "intervals": ends}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from posterity.cli.frame.options import DATA_NAMES, ReadingOptions, TableOptions
@@ -63,12 +64,13 @@ class Source:
         return ExponentialPredictive(predictive, self.shift, self.scale), own, 1.0
 
     def part(self) -> dict[str, Part]:
-        """What a run folder keeps in order to read other files: nothing for made data."""
+        """What a run folder keeps to recognise its training rows and, for a file, to read other files."""
+        rows = {"rows": Part({}, {"hashes": row_hashes(self.data.train)})}
         if self.preprocessing is None:
-            return {}
+            return rows
         tensors: dict[str, torch.Tensor] = {}
         value = encode(self.preprocessing, tensors)
-        return {"preprocessing": Part({"file": str(self.path), "value": value}, tensors)}
+        return {**rows, "preprocessing": Part({"file": str(self.path), "value": value}, tensors)}
 
 
 def say_notes(source: Source, *, quiet: bool = False) -> None:
@@ -133,6 +135,25 @@ def read_source(
     del config["task"]  # whether the task was given does not matter, the task does
     test = tuple(prepared.test.tolist())
     return Source(prepared.data, path.absolute(), prepared.preprocessing, table, test, config, prepared.notes)
+
+
+def row_hashes(rows: LabelledData) -> torch.Tensor:
+    """A hash of each row as the network sees it, inputs and target, (N,) int64."""
+    parts = [value.reshape(len(rows), -1).contiguous().cpu().numpy() for value in rows.pair]
+    lines = zip(*parts, strict=True)
+    digests = b"".join(
+        hashlib.blake2b(x.tobytes() + y.tobytes(), digest_size=8).digest() for x, y in lines
+    )  # about a second for a million rows
+    return torch.from_numpy(np.frombuffer(digests, dtype="<i8").astype(np.int64))
+
+
+def stored_hashes(part: Part, run: Path) -> torch.Tensor:
+    """The hashes of the rows that a run was fitted to; BadFolder where they are none."""
+    with reading(f"Run folder '{run}': part 'rows'"):
+        hashes = part.tensors["hashes"]
+        if hashes.dim() != 1 or hashes.dtype != torch.int64:
+            raise BadFolder("It must have a whole number for each row. Fit it anew.")
+    return hashes
 
 
 def stored_preprocessing(part: Part, run: Path, config: dict[str, Any]) -> tuple[Path, Preprocessing]:

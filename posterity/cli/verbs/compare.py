@@ -88,14 +88,14 @@ def compare(
 
 def _document(task: "Task", rows: "list[Outcome]", files: Files) -> dict[str, Any]:
     """All that there is to tell, as JSON."""
+    from posterity.cli.frame.columns import all_columns, best
     from posterity.cli.frame.outcomes import shares
-    from posterity.cli.frame.scores import best, columns
 
     worked = {outcome.word: outcome for outcome in rows if outcome.worked}
     winners = best({word: outcome.numbers for word, outcome in worked.items()}, task.data)
 
     def row(outcome: "Outcome", kind: str) -> dict[str, Any]:
-        keys = (*(column.key for column in columns(task.data)), *NUMBERS[kind])
+        keys = (*(column.key for column in all_columns(task.data)), "intervals", *NUMBERS[kind])
         return {
             kind: outcome.word,
             **{key: outcome.numbers.get(key) for key in keys},
@@ -137,7 +137,8 @@ def _verdict(task: "Task", worked: "dict[str, Outcome]") -> dict[str, Any] | Non
     """
     from dataclasses import asdict
 
-    from posterity.cli.frame.scores import elsewhere, nll_rows
+    from posterity.cli.frame.columns import nll_rows
+    from posterity.cli.frame.scores import elsewhere
     from posterity.cli.frame.verdict import Candidate, judge
 
     order = [*(word for word in worked if word not in RECIPES), *(word for word in RECIPES if word in worked)]
@@ -159,7 +160,7 @@ def _print(document: dict[str, Any], task: "Task") -> None:
     from rich.text import Text
 
     from posterity.cli.frame.baselines import baselines
-    from posterity.cli.frame.scores import columns
+    from posterity.cli.frame.columns import columns
     from posterity.cli.frame.tasks import describe
 
     out, shown = console(), columns(task.data)
@@ -191,19 +192,21 @@ def _print(document: dict[str, Any], task: "Task") -> None:
 
 def _remarks(document: dict[str, Any], task: "Task") -> list[str]:
     """What to know about the table, line by line."""
+    from posterity.cli.frame.columns import LEVEL
     from posterity.cli.frame.scores import chains_line, evidence_line, far_lines, negative_limits_line
     from posterity.cli.frame.tasks import kl_weight_line
 
     fitted, rows = task.source.preprocessing, [row for row in document["methods"] if row["failed"] is None]
     units = "" if fitted is None else f", both in the units of {fitted.target.name}"
     meaning = {
-        "classification": "NLL in nats a row and ECE: less is better; accuracy: more is better.",
-        "regression": f"NLL in nats a row and RMSE{units}: less is better.",
+        "classification": "NLL in nats a row and ECE: less is better; accuracy and AUROC: more is better.",
+        "regression": f"NLL in nats a row and RMSE{units}: less is better; R2: more is better; coverage of "
+        f"{100 * LEVEL:g} % intervals: {LEVEL:g} is best.",
     }[task.data.task]
     lines = [
         f"{len(task.data.train)} training rows, {len(task.data.test)} test rows, seed {task.settings.seed} "
         f"({'test rows, ' if fitted else ''}starting weights and order of rows).",
-        f"{meaning} * best of its column.",
+        f"{meaning} * best of its column. --json has more scores, and an interval of each.",
     ]
     lines += [
         f"{RECIPES[row['method']].label} starts from the same {RECIPES[before].label}; its seconds come on top."

@@ -1,55 +1,263 @@
 """`posterity evaluate`: the scores of a finished run."""
 
-from typing import Annotated
-
-import typer
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from posterity.cli.frame import options as o
-from posterity.cli.frame.output import console, print_json, table
+from posterity.cli.frame.output import UsageError, console, option_values, print_json, table
 from posterity.cli.frame.spread import command
+from posterity.options import option, refused
 from posterity.recipes.methods import RECIPES
+
+if TYPE_CHECKING:
+    from posterity.cli.frame.folders import Run
+    from posterity.cli.frame.sources import Source
+    from posterity.predictive.predictive import Predictive
+
+COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)  # shares of the rows that are answered, at which abstention is shown
+MOST_CLASSES = 10  # whose confusion is shown as a table
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    words = text.replace(";", ",").split(",")
+    try:
+        values = tuple(float(word) for word in words)
+    except ValueError:
+        values = (math.nan,)
+    if not all(map(math.isfinite, values)):
+        raise refused(f"--costs must be numbers with commas between them. Got '{text}'.", COSTS_HINT)
+    return values
+
+
+COSTS_HINT = (
+    "--costs 1,5 is 1 for a false alarm and 5 for a miss of the second class; for more classes give a row for each "
+    "true class, a column for each decision."
+)
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What to score, and what more to say of it."""
+
+    data: str | None = option(
+        None,
+        help="A file with the target column, or a data set whose test rows to take.",
+        unit="DATA",
+        usual="the run's test rows",
+        panel="Data",
+    )
+    costs: tuple[float, ...] = option(
+        (),
+        help="Costs of decisions: of a false alarm and a miss of the second of two classes, as 1,5; or a row for each "
+        "true class, one after the other. A last column more is the cost of not deciding.",
+        unit="NUMBERS",
+        parse=_numbers,
+    )
+    importance: bool = option(
+        False, help="How much the NLL rises when a column is permuted, for each.", flags=("--importance",)
+    )
 
 
 @command
-def evaluate(
-    run: o.Run,
-    reading: o.ReadingOptions,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            metavar="DATA",
-            help="A file with the target column, or a data set whose test rows to take. Default: the run's test rows.",
-        ),
-    ] = None,
-    as_json: o.Json = False,
-) -> None:
-    """Score the posterior in RUN on rows whose targets are known."""
+def evaluate(run: o.Run, wanted: EvaluateOptions, reading: o.ReadingOptions, as_json: o.Json = False) -> None:
+    """Score the posterior in RUN on rows whose targets are known, each score with its 95 % bootstrap interval.
+
+    Says how many of the rows were fitted, and what it gains to leave the least sure rows unanswered.
+    """
+    from posterity.cli.frame.columns import scores_and_intervals
     from posterity.cli.frame.folders import find_rows, find_run
-    from posterity.cli.frame.scores import columns, scores
     from posterity.cli.frame.sources import say_notes
 
     opened = find_run(run)
-    source = find_rows(opened, data, reading, "evaluate", targets=True)
+    source = find_rows(opened, wanted.data, reading, "evaluate", targets=True)
+    with option_values("evaluate"):
+        costs = _cost_table(wanted.costs, source)
     say_notes(source)
-    method = str(opened.config["method"])
-    values = scores(opened.posterior.predict(source.data.test.inputs), source)
+    predictive = opened.posterior.predict(source.data.test.inputs)
+    values, ends = scores_and_intervals(predictive, source)
+    document = {
+        "run": str(run),
+        "data": source.data.name,
+        "task": source.data.task,
+        "method": str(opened.config["method"]),
+        "rows": len(source.data.test),
+        "scores": values,
+        "intervals": ends,
+        "fitted_rows": _fitted_rows(opened, source),
+        "abstention": _abstention(predictive, source),
+        "confusion": _confusion(predictive, source, None),
+        "decisions": None if costs is None else _decisions(predictive, source, costs),
+        "importance": _importance(opened, source) if wanted.importance else None,
+    }
     if as_json:
-        print_json(
-            {
-                "run": str(run),
-                "data": source.data.name,
-                "task": source.data.task,
-                "method": method,
-                "rows": len(source.data.test),
-                "scores": values,
-            }
-        )
-        return
+        print_json(_finite(document))
+    else:
+        _print(document, source)
+
+
+def _finite(value: Any) -> Any:
+    """The document with None for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cost_table(numbers: tuple[float, ...], source: "Source") -> list[list[float]] | None:
+    """Costs by true class and decision."""
+    if not numbers:
+        return None
+    classes = source.data.classes
+    if classes is None:
+        raise UsageError("--costs is for classes, and the target is a number.", "leave --costs out.")
+    count = len(classes)
+    if count == 2 and len(numbers) == 2:
+        return [[0.0, numbers[0]], [numbers[1], 0.0]]
+    if len(numbers) not in (count**2, count * (count + 1)):
+        wanted = f"{count**2} numbers for {count} classes" + (", or 2" if count == 2 else "")
+        raise UsageError(f"--costs must be {wanted}. Got {len(numbers)}.", COSTS_HINT)
+    width = len(numbers) // count
+    return [list(numbers[row * width : (row + 1) * width]) for row in range(count)]
+
+
+def _fitted_rows(opened: "Run", source: "Source") -> int | None:
+    """How many of the rows the run was fitted to; None where its folder does not say."""
+    import torch
+
+    from posterity.cli.frame.sources import row_hashes
+
+    if opened.fitted is None:
+        return None
+    return int(torch.isin(row_hashes(source.data.test), opened.fitted).sum())
+
+
+def _abstention(predictive: "Predictive", source: "Source") -> dict[str, Any]:
+    """The risk among the surest rows, by their share."""
+    from posterity.metrics import risk_coverage
+
+    predictive, targets, scale = source.own_units(predictive)
+    curve = risk_coverage(predictive, targets)
+    return {
+        "risk": "error rate" if predictive.classifies else "RMSE",
+        "answered": list(COVERAGES),
+        "risks": [curve.at(share) * scale for share in COVERAGES],
+        "area": curve.area * scale,
+    }
+
+
+def _confusion(predictive: "Predictive", source: "Source", costs: list[list[float]] | None) -> dict[str, Any] | None:
+    """Counts by true class and decision, 'abstain' being the last where costs allow for it; None for numbers."""
+    from posterity.metrics import confusion_matrix, decisions
+
+    if source.data.classes is None:
+        return None
+    names = list(source.data.classes)
+    if costs is None or len(costs[0]) == len(names):
+        counts = confusion_matrix(predictive, source.data.test.targets, costs).tolist()
+        return {"classes": names, "decisions": names, "counts": counts}
+    made = decisions(predictive, costs).tolist()
+    counts = [[0] * len(costs[0]) for _ in names]
+    for label, decision in zip(source.data.test.targets.tolist(), made, strict=True):
+        counts[label][decision] += 1
+    return {"classes": names, "decisions": [*names, "abstain"], "counts": counts}
+
+
+def _decisions(predictive: "Predictive", source: "Source", costs: list[list[float]]) -> dict[str, Any]:
+    """What decisions of least expected cost come to."""
+    from posterity.metrics import bootstrap, cost_threshold, mean_cost
+    from posterity.metrics.scores import mean_over_rows
+
+    threshold = None
+    if len(costs) == len(costs[0]) == 2:
+        with option_values("evaluate"):
+            threshold = cost_threshold(costs)
+    targets = source.data.test.targets
+    value, lower, upper = bootstrap(mean_over_rows(lambda p, y: mean_cost.rows(p, y, costs)), predictive, targets)
+    usual = predictive.probs.argmax(1).tolist()
+    plain = sum(costs[label][answer] for label, answer in zip(targets.tolist(), usual, strict=True)) / len(usual)
+    return {
+        "costs": costs,
+        "threshold": threshold,
+        "mean_cost": value,
+        "interval": [lower, upper],
+        "mean_cost_of_most_probable": plain,
+        "confusion": _confusion(predictive, source, costs),
+    }
+
+
+def _importance(opened: "Run", source: "Source") -> list[dict[str, Any]]:
+    """The rise of the NLL for each column of the file, or each input; the largest first."""
+    from posterity.metrics import permutation_importance
+
+    inputs, targets = source.data.test.pair
+    fitted = opened.preprocessing
+    if fitted is None:
+        names, features = [f"x{index}" for index in range(1, inputs.shape[1] + 1)], None
+    else:
+        names, ends, features = [column.name for column in fitted.inputs], 0, []
+        for column in fitted.inputs:
+            features.append(list(range(ends, ends + len(column.features))))
+            ends += len(column.features)
+    result = permutation_importance(opened.posterior.predict, inputs, targets, features=features)
+    rows = zip(names, result.rise.tolist(), result.error.tolist(), strict=True)
+    return sorted(
+        ({"column": name, "nll_rise": rise, "standard_error": error} for name, rise, error in rows),
+        key=lambda row: -row["nll_rise"],
+    )
+
+
+def _print(document: dict[str, Any], source: "Source") -> None:
     from rich.text import Text
 
-    out, shown = console(), columns(source.data)
-    out.print(Text(f"{source.data.name}, {len(source.data.test)} rows, run {run}", "bold"), soft_wrap=True)
-    rows = table("method", *(column.heading for column in shown))
-    rows.add_row(RECIPES[method].label, *(column.shown(values[column.key]) for column in shown))
+    from posterity.cli.frame.columns import LEVEL, all_columns
+
+    out, label = console(), RECIPES[document["method"]].label
+    title = f"{document['data']}, {document['rows']} rows, {label}, run {document['run']}"
+    out.print(Text(title, "bold"), soft_wrap=True)
+    rows = table("score", label, f"{100 * LEVEL:g} % interval")
+    for column in all_columns(source.data):
+        ends = document["intervals"][column.key]
+        told = "" if ends is None else f"{column.shown(ends[0])} to {column.shown(ends[1])}"
+        of_one = column.key == "average_precision" and source.data.classes and len(source.data.classes) == 2
+        heading = f"{column.heading} ({source.data.classes[1]})" if of_one else column.heading  # type: ignore[index]
+        rows.add_row(heading, column.shown(document["scores"][column.key]), told)
     out.print(rows)
+    for confusion in (document["confusion"], (document["decisions"] or {}).get("confusion")):
+        if confusion is not None and len(confusion["classes"]) <= MOST_CLASSES:
+            heading = "true class" if confusion is document["confusion"] else "true class, by costs"
+            counts = table(heading, *confusion["decisions"])
+            for name, line in zip(confusion["classes"], confusion["counts"], strict=True):
+                counts.add_row(name, *map(str, line))
+            out.print(counts)
+    for line in _lines(document):
+        out.print(Text(line), soft_wrap=True)
+    if document["importance"] is not None:
+        rows = table("permuted column", "rise of NLL", "standard error")
+        for row in document["importance"]:
+            rows.add_row(row["column"], f"{row['nll_rise']:.4f}", f"{row['standard_error']:.4f}")
+        out.print(rows)
+
+
+def _lines(document: dict[str, Any]) -> list[str]:
+    """What to say below the table."""
+    lines, abstention = [], document["abstention"]
+    if document["fitted_rows"]:
+        lines.append(
+            f"{document['fitted_rows']} of these {document['rows']} rows were fitted: on them the scores say how well "
+            "the run remembers, not how well it predicts."
+        )
+    risks = ", ".join(
+        f"{100 * share:g} % {risk:.4g}" for share, risk in zip(abstention["answered"], abstention["risks"], strict=True)
+    )
+    lines.append(f"{abstention['risk']} where only the surest rows are answered: {risks}.")
+    if (decided := document["decisions"]) is not None:
+        lower, upper = decided["interval"]
+        second = decided["confusion"]["classes"][1]
+        cut = "" if decided["threshold"] is None else f" ({second} from probability {decided['threshold']:.4g} on)"
+        lines.append(
+            f"Decisions of least expected cost{cut} cost {decided['mean_cost']:.4g} a row (95 % interval {lower:.4g} "
+            f"to {upper:.4g}); the most probable class costs {decided['mean_cost_of_most_probable']:.4g}."
+        )
+    return lines

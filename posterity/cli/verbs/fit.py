@@ -80,7 +80,7 @@ def _run(slot: Any, task: "Task", name: str, every: "Checkpoint", *, force: bool
     """Run all stages and put the result in its place; the seconds that this took."""
     from dataclasses import replace
 
-    from posterity.cli.frame.scores import scores
+    from posterity.cli.frame.columns import scores
     from posterity.cli.frame.tasks import fitting_threads, run_stage
     from posterity.errors import Diverged
     from posterity.storage import Part
@@ -113,11 +113,11 @@ def _run(slot: Any, task: "Task", name: str, every: "Checkpoint", *, force: bool
 def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: bool) -> None:
     from rich.text import Text
 
+    from posterity.cli.frame.columns import columns
     from posterity.cli.frame.folders import open_run
     from posterity.cli.frame.scores import (
         chains_line,
         chains_of,
-        columns,
         evidence,
         evidence_line,
         negative_limits,
@@ -126,7 +126,7 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
     from posterity.cli.frame.tasks import describe, kl_weight, kl_weight_line
 
     posterior = open_run(slot.path)[1]
-    values = slot.scores(column.key for column in columns(task.data))
+    values = slot.scores(("test_nll",))
     tuned, told = evidence(posterior, task), chains_of(posterior, task)
     if as_json:
         print_json(
@@ -146,7 +146,8 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
             }
         )
         return
-    shown = "   ".join(f"{column.heading} {column.shown(values[column.key])}" for column in columns(task.data))
+    known = [column for column in columns(task.data) if column.key in values]  # earlier releases stored fewer
+    shown = "   ".join(f"{column.heading} {column.shown(values[column.key])}" for column in known)
     out = console()
     out.print(Text(f"{task.data.name}, {RECIPES[name].label}, network {describe(task)}", "bold"), soft_wrap=True)
     out.print(Text(f"{len(task.data.test)} test rows:   {shown}"), soft_wrap=True)

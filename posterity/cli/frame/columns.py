@@ -1,0 +1,188 @@
+"""The scores of predictions, as columns of tables and as JSON, with bootstrap intervals."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch import Tensor
+
+from posterity.cli.frame.sources import Source
+from posterity.datasets import DataSet
+from posterity.metrics import (
+    accuracy,
+    auroc,
+    average_precision,
+    balanced_accuracy,
+    bootstrap,
+    brier_score,
+    crps,
+    expected_calibration_error,
+    mean_absolute_error,
+    negative_log_likelihood,
+    r_squared,
+    root_mean_squared_error,
+)
+from posterity.metrics.scores import mean_over_rows, per_row
+from posterity.predictive.predictive import Predictive
+
+LEVEL = 0.95
+"""Of the intervals whose coverage and width are scored, and of the bootstrap intervals of the scores."""
+
+ENTRIES = 4_000_000  # resampled rows of a score, at most; but always 400 resamples
+
+
+def _scaled(value: float, scale: float) -> float:
+    return value * scale
+
+
+@dataclass(frozen=True)
+class Column:
+    """One score: its key in JSON, its heading, the metric, and whether less of it is better.
+
+    - `wanted` is the ideal value of a score of which neither more nor less is better.
+    - `rescaled` turns its value for targets that were divided by a scale into that for the targets themselves.
+    - `shows`: whether it stands in the short tables, of several methods or of one fit.
+    - `resamples`: whether a bootstrap interval is valid; calibration errors are biased on repeated rows.
+    """
+
+    key: str
+    heading: str
+    metric: Callable[[Predictive, Tensor], float]
+    lower_is_better: bool = True
+    wanted: float | None = None
+    rescaled: Callable[[float, float], float] = lambda value, scale: value
+    shows: bool = True
+    resamples: bool = True
+
+    def shown(self, value: float | None) -> str:
+        """The value as tables show it."""
+        if value is None:
+            return "-"
+        return f"{value:.4f}" if value == 0 or abs(value) >= 0.01 else f"{value:.3g}"
+
+    def worse(self, value: float) -> float:
+        """A number that is the less the better the value."""
+        if self.wanted is not None:
+            return abs(value - self.wanted)
+        return value if self.lower_is_better else -value
+
+
+@mean_over_rows
+def _crps(pred: Predictive, y: Tensor) -> Tensor:
+    """CRPS, by samples where a mixture has so many normals that their pairs would take long."""
+    return crps.rows(pred, y, most_normals=30)
+
+
+@lru_cache(maxsize=1)
+def _interval(pred: Predictive) -> tuple[Tensor, Tensor]:
+    """The central interval, which coverage and width share: its ends may take seconds."""
+    return pred.interval(LEVEL)
+
+
+@mean_over_rows
+def _coverage(pred: Predictive, y: Tensor) -> Tensor:
+    """`metrics.coverage`."""
+    lower, upper = _interval(pred)
+    targets = pred.check(y)
+    return per_row((lower <= targets) & (targets <= upper), pred)
+
+
+@mean_over_rows
+def _width(pred: Predictive, y: Tensor) -> Tensor:
+    """`metrics.interval_width`."""
+    lower, upper = _interval(pred)
+    return per_row(upper - lower, pred)
+
+
+_CLASSES = (
+    Column("test_nll", "test NLL", negative_log_likelihood),
+    Column("ece", "ECE", expected_calibration_error, resamples=False),
+    Column("accuracy", "accuracy", accuracy, lower_is_better=False),
+    Column("auroc", "AUROC", auroc, lower_is_better=False),
+    Column("average_precision", "PR-AUC", average_precision, lower_is_better=False, shows=False),
+    Column("brier", "Brier", brier_score, shows=False),
+    Column("balanced_accuracy", "balanced accuracy", balanced_accuracy, lower_is_better=False, shows=False),
+)
+_NUMBERS = (
+    Column("test_nll", "test NLL", negative_log_likelihood, rescaled=lambda value, scale: value + math.log(scale)),
+    Column("rmse", "RMSE", root_mean_squared_error, rescaled=_scaled),
+    Column("mae", "MAE", mean_absolute_error, rescaled=_scaled, shows=False),
+    Column("r2", "R2", r_squared, lower_is_better=False),
+    Column("crps", "CRPS", _crps, rescaled=_scaled, shows=False),
+    Column("coverage", "coverage", _coverage, wanted=LEVEL),
+    Column("width", "interval width", _width, rescaled=_scaled, shows=False),
+)
+
+
+def all_columns(data: DataSet) -> tuple[Column, ...]:
+    """Every score that suits the data."""
+    return _CLASSES if data.task == "classification" else _NUMBERS
+
+
+def columns(data: DataSet) -> tuple[Column, ...]:
+    """The scores of short tables."""
+    return tuple(column for column in all_columns(data) if column.shows)
+
+
+def scores(predictive: Predictive, source: Source) -> dict[str, float | None]:
+    """Every score of predictions at the test rows, by key, in the units of the file if they come from one.
+
+    None where a score is not defined, such as the AUROC of rows of one class.
+    """
+    predictive, targets, scale = source.own_units(predictive)
+    return {
+        column.key: _known(column.rescaled(column.metric(predictive, targets), scale))
+        for column in all_columns(source.data)
+    }
+
+
+def scores_and_intervals(
+    predictive: Predictive, source: Source
+) -> tuple[dict[str, float | None], dict[str, list[float] | None]]:
+    """The same, and the ends of each score's bootstrap interval over the test rows; None where it has none."""
+    predictive, targets, scale = source.own_units(predictive)
+    resamples = min(1000, max(400, ENTRIES // len(targets)))
+    values: dict[str, float | None] = {}
+    ends: dict[str, list[float] | None] = {}
+    for column in all_columns(source.data):
+        if not column.resamples or len(targets) < 2:
+            values[column.key] = _known(column.rescaled(column.metric(predictive, targets), scale))
+            ends[column.key] = None
+            continue
+        value, *both = (
+            column.rescaled(number, scale)
+            for number in bootstrap(column.metric, predictive, targets, LEVEL, resamples=resamples)
+        )
+        values[column.key] = _known(value)
+        ends[column.key] = both if all(map(math.isfinite, both)) else None
+    return values, ends
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def nll_rows(predictive: Predictive, source: Source) -> Tensor:
+    """The NLL of each test row, (N,), in the units of the file if they come from one."""
+    predictive, targets, scale = source.own_units(predictive)
+    return negative_log_likelihood.rows(predictive, targets) + math.log(scale)
+
+
+BY_DEFINITION = (("frequencies", "ece"), ("mean", "coverage"))
+"""Baselines that are calibrated by what they are, and do not compete for it."""
+
+
+def best(rows: Mapping[str, Mapping[str, float | None]], data: DataSet) -> dict[str, tuple[str, ...]]:
+    """For each score of the short table, the rows that are best as shown; none where all rows show the same."""
+    winning = {}
+    for column in columns(data):
+        values = {
+            name: round(column.worse(float(column.shown(row[column.key]))), 12)
+            for name, row in rows.items()
+            if row.get(column.key) is not None and (name, column.key) not in BY_DEFINITION
+        }
+        goal = min(values.values(), default=0.0)
+        winners = tuple(name for name, value in values.items() if value == goal)
+        winning[column.key] = winners if len(winners) < len(values) else ()
+    return winning
