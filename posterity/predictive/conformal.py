@@ -252,20 +252,23 @@ class ConformalIntervals(Conformal):
         if self._few(level):
             ends = torch.full_like(centre[0], math.inf)
             return -ends, ends
-        rank, scores = self.rank(level), self.scores.to(centre).unsqueeze(1)  # (n, 1, *event)
+        rank = self.rank(level)
         if self.num_folds == 1:
-            factor = scores.kthvalue(rank, dim=0).values
+            factor = self.scores.kthvalue(rank, dim=0).values.to(centre)  # (*event)
             return centre[0] - _product(factor, below[0]), centre[0] + _product(factor, above[0])
-        fold, count = self.fold.to(centre.device), self.num_rows
-        together = max(1, _ENTRIES // (count * max(1, math.prod(centre.shape[2:]))))
-        lower, upper = [], []
-        for start in range(0, centre.shape[1], together):
-            rows = slice(start, start + together)
-            middle = centre[fold, rows]  # (n, rows, *event)
-            low = middle - _product(scores, below[fold, rows])
-            lower.append(low.kthvalue(count + 1 - rank, dim=0).values)
-            upper.append((middle + _product(scores, above[fold, rows])).kthvalue(rank, dim=0).values)
-        return torch.cat(lower), torch.cat(upper)
+        shape, count = centre.shape[1:], self.num_rows
+        entries = math.prod(shape[1:])
+        flat = [value.reshape(self.num_folds, -1).T.cpu() for value in (centre, below, above)]  # (N * entries, K)
+        own = self.scores.expand(count, *shape[1:]).reshape(count, entries).T.to(torch.float64)  # (entries, n)
+        together = max(1, _ENTRIES // count)
+        ends = []
+        for start in range(0, len(flat[0]), together):
+            rows = torch.arange(start, min(start + together, len(flat[0])), device="cpu")
+            middle, low, high = (value[rows][:, self.fold.cpu()] for value in flat)  # (rows, n)
+            lower = _kth(middle - _product(own[rows % entries], low), count + 1 - rank)
+            ends.append(torch.stack([lower, _kth(middle + _product(own[rows % entries], high), rank)]))
+        lower, upper = torch.cat(ends, 1).to(centre.device)
+        return lower.reshape(shape), upper.reshape(shape)
 
 
 @final
@@ -390,6 +393,13 @@ def _scores(spread: Spread, y: Tensor) -> Tensor:
 def _product(score: Tensor, unit: Tensor) -> Tensor:
     """score * unit; 0 * inf is inf: all y have the score 0 in infinite units, and a score of inf allows all y."""
     return (score * unit).nan_to_num(math.inf, posinf=math.inf)
+
+
+def _kth(values: Tensor, rank: int) -> Tensor:
+    """The number of this rank, from 1, in each row; numpy selects several times as fast as torch."""
+    array = values.numpy()
+    array.partition(rank - 1, axis=1)
+    return torch.from_numpy(array[:, rank - 1].copy())
 
 
 def _class_scores(probs: Tensor, uniform: Tensor, penalty: float, free: int) -> Tensor:

@@ -149,6 +149,15 @@ class Settings:
         usual="learn, by the method; 0.5, the true one, for line",
         **_METHOD,
     )
+    class_weight: str | None = option(
+        None,
+        help="balanced weighs rows so that all classes count alike in the fit; probabilities are then for classes of "
+        "equal frequency. 'evaluate --costs' decides by costs without it. Words:",
+        unit="NAME",
+        choices=("balanced",),
+        usual="all rows weigh the same",
+        **_METHOD,
+    )
     temperature: float = option(
         1.0, help="Cold posterior, (likelihood x prior)^(1/T).", unit="T", check=positive, **_METHOD
     )

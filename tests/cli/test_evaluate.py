@@ -7,17 +7,20 @@ import shutil
 
 import pytest
 import torch
-from conftest import TINY
 from sklearn import metrics as reference
 
 from posterity.cli.frame.columns import LEVEL, scores_and_intervals
+from posterity.cli.frame.options import Settings
 from posterity.cli.frame.sources import Source, row_hashes
+from posterity.cli.frame.tasks import training_rows
 from posterity.cli.main import main
 from posterity.datasets import DataSet, LabelledData
 from posterity.metrics import coverage, interval_width
 from posterity.numerics.random import Key
 from posterity.predictive import ClassPredictive, GaussianPredictive
 from posterity.storage import RunFolder
+
+TINY = ("--hidden", "6", "--steps", "40", "--prior-scale", "1", "--device", "cpu")
 
 
 def write(path, target, values):
@@ -166,7 +169,7 @@ def test_costs_that_cannot_be_used(run, folders, name, costs, words):
 
 
 def test_importance_is_by_column_of_the_file(evaluated, run, folders):
-    rows = evaluated("price", "--importance")["importance"]
+    rows = evaluated("price", "--importance", "--data", folders / "price.csv")["importance"]
     assert rows[0]["column"] == "a"
     assert {row["column"] for row in rows} == {"a", "b", "colour"}
     assert rows[0]["nll_rise"] > 5 * rows[0]["standard_error"] > 0
@@ -184,6 +187,28 @@ def test_rows_of_one_class_have_no_area(evaluated, folders, tmp_path, run):
     assert run("evaluate", folders / "bought", "--data", tmp_path / "no.csv").code == 0
     (tmp_path / "one.csv").write_text("\n".join(lines[:2]))
     assert evaluated("bought", "--data", tmp_path / "one.csv")["intervals"]["test_nll"] is None
+
+
+def test_balanced_class_weights_count_every_class_alike(run, folders, tmp_path):
+    targets = torch.tensor([0] * 6 + [1] * 2 + [2] * 4)
+    rows = LabelledData(torch.zeros(12, 1), targets)
+    weights = training_rows(Settings(class_weight="balanced"), DataSet("made", "classification", rows, rows))[2]
+    assert [float(weights[targets == label].sum()) for label in range(3)] == pytest.approx([4.0] * 3)
+    assert len(training_rows(Settings(), DataSet("made", "classification", rows, rows))) == 2
+    words = ("--target", "bought", "--method", "map", "--class-weight", "balanced", *TINY, "--quiet")
+    assert run("fit", folders / "bought.csv", *words, "--out", tmp_path / "run").code == 0
+    shares = []
+    for folder in (folders / "bought", tmp_path / "run"):
+        told = json.loads(run("predict", folder, "--json").out)
+        slot = told["columns"].index("p_yes")
+        shares.append(sum(row[slot] for row in told["rows"]) / len(told["rows"]))
+    assert shares[1] > shares[0] + 0.05  # the rarer class is taken for as frequent as the other
+    assert run("fit", folders / "bought.csv", *words, "--out", folders / "bought").code == 4  # another run
+    result = run(
+        "fit", folders / "price.csv", "--target", "price", "--class-weight", "balanced", "--out", tmp_path / "no"
+    )
+    assert result.code == 2
+    assert "--class-weight is for classes" in result.err
 
 
 def source(task, targets):

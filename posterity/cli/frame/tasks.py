@@ -46,6 +46,11 @@ class Task:
         return self.source.data
 
     @property
+    def rows(self) -> tuple[torch.Tensor, ...]:
+        """The training rows as `infer` takes them."""
+        return training_rows(self.settings, self.data)
+
+    @property
     def options(self) -> dict[str, JSON]:
         """The options with what was chosen for those left out, as JSON."""
         rate = self.settings.dropout or 0.0
@@ -99,7 +104,7 @@ def make_task(
             return _problem(replace(chosen, hidden=hidden, dropout=None), source, target)[1]
 
         assert chosen.hidden is not None
-        hidden, why = sufficient(joint_with, chosen.hidden, source.data.train.pair)
+        hidden, why = sufficient(joint_with, chosen.hidden, training_rows(chosen, source.data))
         if not hidden:
             why = f"{why[:-1]}; --hidden {','.join(map(str, chosen.hidden))} takes these."
         chosen, source = replace(chosen, hidden=hidden), replace(source, notes=(*source.notes, why))
@@ -130,6 +135,8 @@ def filled(settings: Settings, source: Source, methods: tuple[str, ...]) -> Sett
     data, is_file, noise = source.data, source.path is not None, settings.noise
     if data.task == "classification" and noise is not None:
         raise UsageError(f"--noise is for regression, and {data.name} has classes.", "leave --noise out.")
+    if data.task == "regression" and settings.class_weight is not None:
+        raise UsageError(f"--class-weight is for classes, and {data.name} has numbers.", "leave --class-weight out.")
     if data.task == "regression" and noise is None:
         noise = 0.5 if data.name == "line" and not is_file else "learn"
     usual = (50,) if is_file else HIDDEN.get(data.name, (50, 50))
@@ -139,6 +146,15 @@ def filled(settings: Settings, source: Source, methods: tuple[str, ...]) -> Sett
         noise=noise,
         dropout=RATE if "dropout" in methods and settings.dropout is None else settings.dropout,
     )
+
+
+def training_rows(settings: Settings, data: DataSet) -> tuple[torch.Tensor, ...]:
+    """Inputs and targets; with --class-weight balanced also weights of the rows, N / (classes x rows of the class)."""
+    if settings.class_weight is None:
+        return data.train.pair
+    counts = torch.bincount(data.train.targets)
+    weights = len(data.train) / (counts > 0).sum() / counts
+    return (*data.train.pair, weights[data.train.targets].to(data.train.inputs.dtype))
 
 
 def stage_joint(stage: str, task: Task) -> Joint:
@@ -208,7 +224,7 @@ def stages(names: tuple[str, ...], task: Task) -> dict[str, Method]:
 def plans(names: tuple[str, ...], task: Task) -> dict[str, Plan]:
     """What every stage of the methods takes in memory."""
     methods = stages(names, task)
-    return {stage: plan(method, task.joint, task.data.train.pair) for stage, method in methods.items()}
+    return {stage: plan(method, task.joint, task.rows) for stage, method in methods.items()}
 
 
 def check_memory(names: tuple[str, ...], task: Task) -> None:
@@ -278,7 +294,7 @@ def run_stage(
         posterior, trace = infer(
             RECIPES[name].make(task.settings, task.joint),
             stage_joint(name, task),
-            task.data.train.pair,
+            task.rows,
             start=start,
             seed=task.settings.seed,
             checkpoint=checkpoint,
