@@ -105,6 +105,10 @@ class Stacked:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all but the seconds into the run folder `path`, atomically; `Stacked.load` reads it back."""
+        RunFolder(path).commit(self.parts(), drop=["fit-*"])
+
+    def parts(self) -> dict[str, Part]:
+        """Return all but the seconds as parts of a run folder."""
         tensors: dict[str, Tensor] = {}
         own = {name: getattr(self, name) for name in _STORED}
         names = {name: f"fit-{index}" for index, name in enumerate(self.fits)}
@@ -113,8 +117,7 @@ class Stacked:
             "scores": [[*score[:3]] for score in self.scores],  # equal fits give equal bytes: no seconds
             "fits": dict(names),
         }
-        parts = {names[name]: fit.part() for name, fit in self.fits.items()}
-        RunFolder(path).commit({"stacked": Part(config, tensors), **parts}, drop=["fit-*"])
+        return {"stacked": Part(config, tensors), **{names[name]: fit.part() for name, fit in self.fits.items()}}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: torch.device | str | None = None) -> "Stacked":
