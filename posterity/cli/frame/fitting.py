@@ -1,6 +1,5 @@
 """Fits of a method to rows, by a word: the stages of a recipe, or `auto`; and what run folders keep of them."""
 
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -20,9 +19,7 @@ from posterity.posteriors.load import load
 from posterity.recipes.methods import RECIPES
 from posterity.recipes.settings import Settings
 from posterity.recipes.stages import threads
-from posterity.storage import Part, RunFolder
 from posterity.storage.part import JSON
-from posterity.storage.schema import reading
 
 Model = Posterior | Stacked
 OF_AUTO = ("seed", "class_weight")  # settings that auto takes

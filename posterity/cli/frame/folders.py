@@ -221,7 +221,8 @@ def _is_fresh(stages: Path) -> bool:
 class Run:
     """A finished run: all it depended on, and its posterior; of one on a file, the file and its preprocessing too.
 
-    `fitted` are the hashes of the rows that it was fitted to; None for runs of earlier releases, which do not have it.
+    `fitted` are the hashes of the rows that it was fitted to, and `reach` says how far these reach; None for runs of
+    earlier releases, which do not have them.
     """
 
     config: dict[str, Any]
@@ -229,6 +230,7 @@ class Run:
     file: Path | None = None
     preprocessing: Preprocessing | None = None
     fitted: Tensor | None = None
+    reach: Part | None = None
 
 
 def find_run(path: Path) -> Run:
@@ -237,9 +239,10 @@ def find_run(path: Path) -> Run:
         config, posterior = open_run(path)
         folder = RunFolder(path)
         fitted = stored_hashes(folder.read("rows"), path) if "rows" in folder.parts() else None
+        reach = folder.read("reach") if "reach" in folder.parts() else None
         if "preprocessing" not in folder.parts():
-            return Run(config, posterior, fitted=fitted)
-        return Run(config, posterior, *stored_preprocessing(folder.read("preprocessing"), path, config), fitted)
+            return Run(config, posterior, fitted=fitted, reach=reach)
+        return Run(config, posterior, *stored_preprocessing(folder.read("preprocessing"), path, config), fitted, reach)
     except BadFolder as error:
         error.add_note("a run folder is made by 'posterity fit DATA --out RUN'.")
         raise

@@ -49,7 +49,7 @@ class Outcome:
 
 
 def run_methods(names: Sequence[str], task: Task, auto: Asked, *, quiet: bool, debug: bool) -> list[Outcome]:
-    """Run methods, and `auto`, in turn; those that begin alike share what they begin with. A failure ends only what needs it.
+    """Run methods in turn; those that begin alike share what they begin with. A failure ends only what needs it.
 
     An interruption ends the method under way and those after it. The seconds of a method count only the stages that it
     does not share, see `shares`.

@@ -18,6 +18,7 @@ from posterity.cli.frame.baselines import baselines
 from posterity.cli.frame.columns import columns
 from posterity.cli.frame.fitting import Model
 from posterity.cli.frame.options import METHODS, method_label
+from posterity.cli.frame.outside import numeric_features
 from posterity.cli.frame.sources import Source
 from posterity.cli.frame.tasks import Task, describe, has_figure
 from posterity.datasets import DataSet
@@ -141,7 +142,7 @@ def far_away(posterior: Model, predictive: Predictive, task: Task) -> dict[str, 
     Regression: the median predictive standard deviation far out, in that at the test rows. None without any numeric
     input, or where predictions so far out are not finite.
     """
-    numeric = _numeric_inputs(task)
+    numeric = numeric_features(task.source.preprocessing, task.data.train.inputs.shape[1])
     if not numeric.any():
         return None
     far = posterior.predict(_pushed_out(task.data, numeric))
@@ -154,16 +155,6 @@ def far_away(posterior: Model, predictive: Predictive, task: Task) -> dict[str, 
     else:
         result = {"width": float(far.std.double().median() / predictive.std.double().median())}
     return result if all(map(math.isfinite, result.values())) else None
-
-
-def _numeric_inputs(task: Task) -> Tensor:
-    """Which inputs are numbers, (D,); categories and indicators cannot be far from anything."""
-    fitted = task.source.preprocessing
-    if fitted is None:
-        return torch.ones(task.data.train.inputs.shape[1], dtype=torch.bool)
-    return torch.tensor(
-        [column.kind == "number" and name == column.name for column in fitted.inputs for name in column.features]
-    )
 
 
 def _pushed_out(data: DataSet, numeric: Tensor) -> Tensor:

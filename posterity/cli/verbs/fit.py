@@ -141,6 +141,7 @@ def _run(
     """Fit the folds and all training rows, and put the result in its place; the seconds that this took."""
     from posterity.cli.frame.columns import scores
     from posterity.cli.frame.fitting import timed_automatic
+    from posterity.cli.frame.outside import reach
     from posterity.errors import Diverged
     from posterity.storage import Part
 
@@ -157,7 +158,7 @@ def _run(
             if parts.conformal is not None:
                 further |= _conformal(source, held, model, models)
             result = {"trace": Part({}, trace), "scores": Part({**values})}
-            slot.finish({**model.parts(), **result, **further, **source.part()})
+            slot.finish({**model.parts(), **result, **further, **source.part(), "reach": Part({}, reach(source))})
     except Diverged:
         slot.discard()  # the same numbers would only come again
         raise
