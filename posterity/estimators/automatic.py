@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -182,6 +182,9 @@ def fit_automatic(
     labels = rows.targets.cpu() if rows.classes else None
     by = {"groups": groups, "times": times}
     chosen = {name: np.asarray(given)[kept.numpy()] for name, given in by.items() if given is not None}
+    for name, values in chosen.items():  # fewer groups or times than folds
+        most = len(np.unique(values.astype(str) if values.dtype == object else values)) - (name == "times")
+        plan = replace(plan, folds=max(2, min(plan.folds, most)))
     parts = folds_of(count, plan.folds, labels=labels, seed=seed, **chosen)
     trials = _trials(rows, _candidates(rows, plan, mean, scale), parts, plan, key, begin + RUNAWAY * seconds)
     return (_classes if rows.classes else _regression)(rows, trials)

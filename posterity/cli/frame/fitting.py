@@ -81,25 +81,36 @@ class Asked:
         }
 
 
+def not_for_auto(settings: Settings) -> list[str]:
+    """The options that differ from their defaults and that auto does not take."""
+    plain = Settings()
+    others = [f.name for f in fields(settings) if getattr(settings, f.name) != getattr(plain, f.name)]
+    return [flag(name) for name in others if name not in OF_AUTO]
+
+
+def check_auto(settings: Settings) -> None:
+    """`UsageError` where an option is given that auto does not take."""
+    if others := not_for_auto(settings):
+        raise UsageError(
+            f"{others[0]} is for methods that fit one network, and auto chooses its own.",
+            f"leave {others[0]} out, or name a method, such as laplace.",
+        )
+
+
 def asked_for(data: str, option: MethodOption, settings: Settings, device: str, *, quiet: bool) -> Asked:
     """The method that was named, or the usual one, which is said for files; `UsageError` where options do not suit it.
 
     Files get `auto`, unless an option is given that it does not take.
     """
-    plain = Settings()
-    others = [flag(f.name) for f in fields(settings) if getattr(settings, f.name) != getattr(plain, f.name)]
-    others = [name for name in others if name not in map(flag, OF_AUTO)]
+    others = not_for_auto(settings)
     method = option.method
     if method is None:
         method = AUTO if is_file(data) and not others else "laplace"
         if is_file(data):
             why = f", as {others[0]} is given, which auto does not take" if others else "; --method names another"
             log(f"The method is {method}{why}.", quiet=quiet)
-    if method == AUTO and others:
-        raise UsageError(
-            f"{others[0]} is for methods that fit one network, and auto chooses its own.",
-            f"leave {others[0]} out, or name a method, as in --method laplace.",
-        )
+    if method == AUTO:
+        check_auto(settings)
     if method != AUTO and option.seconds is not None:
         raise UsageError(
             f"--seconds is the budget of auto, and the method is {method}.",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posterity.cli.frame.fitting import Asked, Model, stored_model
 from posterity.cli.frame.output import log
-from posterity.cli.frame.sources import Source
+from posterity.cli.frame.sources import Source, at_most
 from posterity.datasets import LabelledData, Preprocessing
 from posterity.errors import BadFolder
 from posterity.inference.folds import Fold, folds
@@ -106,7 +106,7 @@ def divided(source: Source, num_folds: int, seed: int) -> tuple[Fold, ...]:
 
 def without_calibration(source: Source, seed: int) -> tuple[Source, Source]:
     """The source with a fold of its training rows kept out of the fit, and the source that tests on these rows."""
-    held = fold_of(source, divided(source, NUM_FOLDS, seed)[-1])
+    held = fold_of(source, divided(source, at_most(NUM_FOLDS, source.by), seed)[-1])
     rest = held.data.train
     if held.preprocessing is None:
         test = source.data.test

@@ -31,19 +31,22 @@ def reach(source: Source) -> dict[str, Tensor]:
     """The range of each input in the training rows, its standard deviation, and the margin beyond the range.
 
     A row is outside where a number lies beyond the range by more than the margin, in standard deviations. The margin is
-    the least for which at most 1 % of the training rows would be outside the range of the others: only the largest and
-    the least value of a column can be. For exchangeable rows about as many new rows are flagged; of fewer than 100
-    training rows none may be.
+    the least for which at most 1 % of the training rows would be outside, each judged by the range and standard
+    deviation of the others: only the largest and the least value of a column can be. For exchangeable rows about as
+    many new rows are flagged; of fewer than 199 training rows none would be.
     """
     inputs = source.data.train.inputs.double().cpu()
     numeric, count = numeric_features(source.preprocessing, inputs.shape[1]), len(inputs)
-    spread = inputs.std(0, correction=0)
-    spread = torch.where(spread > 0, spread, 1.0)
+    mean = inputs.mean(0)
+    squares = (inputs - mean).square().sum(0)
     excess = torch.zeros(count, dtype=torch.float64)
-    for largest in (True, False) if count > 1 else ():
+    for largest in (True, False) if count > 2 else ():
         values, rows = inputs.topk(2, dim=0, largest=largest)
-        gaps = ((values[0] - values[1]).abs() / spread)[numeric]
-        excess.scatter_reduce_(0, rows[0][numeric], gaps, "amax")
+        rest = (squares - count / (count - 1) * (values[0] - mean).square()).clamp_min(0.0)  # without that row
+        gaps = (values[0] - values[1]).abs() / (rest / (count - 1)).sqrt()
+        excess.scatter_reduce_(0, rows[0][numeric], gaps.nan_to_num(0.0, posinf=0.0)[numeric], "amax")
+    spread = (squares / count).sqrt()
+    spread = torch.where(spread > 0, spread, 1.0)
     rank = min(count, math.ceil((1 - SHARE) * (count + 1)))
     return {"low": inputs.amin(0), "high": inputs.amax(0), "spread": spread, "margin": excess.sort().values[rank - 1]}
 

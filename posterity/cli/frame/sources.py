@@ -194,10 +194,13 @@ def _ordered_by(path: Path, table: Table, columns: TableOptions, how: dict[str, 
     if columns.group:
         return {"groups": np.array(column.words)[column.codes]}
     assert table.roles is not None
-    kind = infer_kind(column, table.roles.decimal)
+    try:
+        kind = infer_kind(column, table.roles.decimal)
+    except BadData:
+        kind = "category"  # text
     if kind == "date":
         return {"times": column.times(find_order(column.words))}
-    if kind != "number":
+    if kind not in ("number", "constant"):
         raise BadData(
             f"{path}: --time needs a column of numbers or dates, and {shown(name)} has {shown(column.fields[0])}. "
             "Name another, or leave --time out."
@@ -205,19 +208,31 @@ def _ordered_by(path: Path, table: Table, columns: TableOptions, how: dict[str, 
     return {"times": column.numbers(table.roles.decimal)}
 
 
+def at_most(num_folds: int, by: dict[str, Any]) -> int:
+    """So many folds, or as many as there are groups or times for; BadData where these are too few for any."""
+    for name, values in by.items():
+        distinct, later = len(np.unique(values)), name == "times"
+        if distinct < 2 + later:
+            raise BadData(
+                f"--{name[:-1]}: {2 + later} different {name} are wanted among the training rows. Got {distinct}. "
+                f"Leave --{name[:-1]} out, or give more rows."
+            )
+        num_folds = min(num_folds, distinct - later)
+    return num_folds
+
+
 def _parts(count: int, fraction: float, by: dict[str, Any], seed: int) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Training and test rows where they are not drawn at random: all rows, whole groups, or the latest rows to test."""
     everything = torch.arange(count)
+    at_most(2, by)
     if fraction == 0:
         return everything, everything[:0]
     if "groups" in by:
-        return folds(count, max(2, round(1 / fraction)), seed=seed, **by)[-1]
+        return folds(count, at_most(max(2, round(1 / fraction)), by), seed=seed, **by)[-1]
     if "times" not in by:
         return None
     times = by["times"]
     distinct, sizes = np.unique(times, return_counts=True)
-    if len(distinct) < 2:
-        raise BadData("--time: all rows have the same time, so none is later than the others. Leave --time out.")
     before = np.cumsum(sizes)[:-1]  # rows up to each time that may be the last of the training rows
     last = distinct[int(np.abs(before - (1 - fraction) * count).argmin())]
     late = torch.from_numpy(times > last)

@@ -47,7 +47,7 @@ def compare(
 
     A method that fails is named in its row; the others go on. Interrupted, it shows what is finished.
     """
-    from posterity.cli.frame.fitting import Asked
+    from posterity.cli.frame.fitting import Asked, check_auto
     from posterity.cli.frame.outcomes import INTERRUPTED, run_baselines, run_methods
     from posterity.cli.frame.scores import draw_comparison, write_report
     from posterity.cli.frame.sources import say_notes
@@ -62,6 +62,8 @@ def compare(
         if columns.test_fraction == 0:
             raise UsageError("compare scores methods on test rows: --test-fraction must be above 0.", "leave it out.")
         drawn, named = files.figure is not None, tuple(word for word in asked.methods if word != AUTO)
+        if not named:
+            check_auto(settings)
         task = make_task(data, named, settings, columns, reading, device, figure=drawn)
         check_memory(named, task)
         auto = Asked(AUTO, settings, asked.seconds or SECONDS, device)

@@ -96,7 +96,8 @@ def fit(
     """
     from posterity.cli.frame.fitting import asked_for
     from posterity.cli.frame.folders import Slot
-    from posterity.cli.frame.sources import find_data, say_notes
+    from posterity.cli.frame.folding import NUM_FOLDS, divided, without_calibration
+    from posterity.cli.frame.sources import at_most, find_data, say_notes
     from posterity.cli.frame.tasks import check_memory, task_of
     from posterity.inference import Checkpoint
 
@@ -106,9 +107,10 @@ def fit(
             columns = replace(columns, test_fraction=0.0)
         source, held = find_data(data, columns, reading, settings.seed), None
         if parts.conformal == SPLIT:
-            from posterity.cli.frame.folding import without_calibration
-
             source, held = without_calibration(source, settings.seed)
+        count = parts.cv or (at_most(NUM_FOLDS, source.by) if parts.conformal == PLUS else 0)
+        if count:
+            divided(source, count, settings.seed)  # refuses more folds than rows or groups before anything is fitted
         task = None
         if asked.method != AUTO:
             task = task_of(source, (asked.method,), settings, device)
@@ -122,7 +124,7 @@ def fit(
     if slot.finished(force=run.force):
         log(f"{run.out} is finished already.", quiet=quiet)
     else:
-        seconds = _run(slot, asked, source, held, task, parts, every, force=run.force, quiet=quiet)
+        seconds = _run(slot, asked, source, held, task, parts, count, every, force=run.force, quiet=quiet)
     _report(slot, asked, source, task, parts, seconds, as_json)
 
 
@@ -133,6 +135,7 @@ def _run(
     held: "Source | None",
     task: "Task | None",
     parts: FoldOptions,
+    count: int,
     every: "Checkpoint",
     *,
     force: bool,
@@ -147,7 +150,7 @@ def _run(
 
     try:
         with slot.running(force=force):
-            spent, further, models = _fit_folds(slot, asked, source, parts, quiet=quiet)
+            spent, further, models = _fit_folds(slot, asked, source, parts, count, quiet=quiet)
             if task is None:
                 model, seconds = timed_automatic(asked, source, quiet=quiet)
                 trace: dict[str, Any] = {}
@@ -191,18 +194,18 @@ def _run_stages(
 
 
 def _fit_folds(
-    slot: "Slot", asked: "Asked", source: "Source", parts: FoldOptions, *, quiet: bool
+    slot: "Slot", asked: "Asked", source: "Source", parts: FoldOptions, count: int, *, quiet: bool
 ) -> "tuple[float, dict[str, Part], list[Any]]":
     """The seconds of the folds, their scores as a part of the run folder if wanted, and their models."""
     import time
 
     from posterity.cli.frame.columns import pooled_scores
-    from posterity.cli.frame.folding import NUM_FOLDS, fold_models
+    from posterity.cli.frame.folding import fold_models
     from posterity.storage import Part
 
-    if parts.cv is None and parts.conformal != PLUS:
+    if not count:
         return 0.0, {}, []
-    begin, count = time.perf_counter(), parts.cv or NUM_FOLDS
+    begin = time.perf_counter()
     models = fold_models(asked, source, count, slot.config, slot.stages, quiet=quiet)
     if parts.cv is None:
         return time.perf_counter() - begin, {}, models
