@@ -16,7 +16,7 @@ from posterity.metrics import negative_log_likelihood
 from posterity.recipes.settings import Settings
 
 ROWS = 60
-PLAIN = ("--method", "map", "--hidden", "none", "--prior-scale", "1", "--device", "cpu", "--quiet")
+PLAIN = ("--method", "map", "--hidden", "none", "--device", "cpu", "--quiet")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_cross_validation_scores_every_row_by_a_fit_without_it(run, files, tmp_p
     assert (document["train_rows"], document["test_rows"], document["cv"]["rows"]) == (ROWS, 0, ROWS)
     whole, asked = (
         source(files / "number.csv", drop=("who", "day"), test_fraction=0.0),
-        Asked("map", Settings(hidden=(), prior_scale=1.0), 60.0, "cpu"),
+        Asked("map", Settings(hidden=()), 60.0, "cpu"),
     )
     nll = []
     for fold in divided(whole, 3, 0):
@@ -150,7 +150,7 @@ def test_conformal_intervals_cover_and_say_what_they_promise(run, tmp_path, how,
 
 def test_conformal_sets_and_groups(run, files, tmp_path):
     words = ("fit", files / "class.csv", "--target", "y", "--drop", "day", "--group", "who", "--conformal", "cv+")
-    done = run(*words, *PLAIN, "--out", tmp_path / "run")
+    done = run(*words, *PLAIN, "--prior-scale", "1", "--out", tmp_path / "run")
     assert done.code == 0
     assert "whole groups" in done.out
     predicted = run("predict", tmp_path / "run", "--conformal", "--level", "0.8")

@@ -59,7 +59,7 @@ def test_predict_names_the_column(run, tmp_path):
     ]
     head = "size,colour,day,old,y"
     (tmp_path / "table.csv").write_text("\n".join([head, *lines]) + "\n")
-    words = ("fit", tmp_path / "table.csv", "--target", "y", "--method", "map", "--hidden", "none", "--prior-scale", "1")
+    words = ("fit", tmp_path / "table.csv", "--target", "y", "--method", "map", "--hidden", "none")
     assert run(*words, "--quiet", "--out", tmp_path / "run").code == 0
     new = [
         "0.5,red,2024-03-14,yes,",
