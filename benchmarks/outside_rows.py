@@ -58,14 +58,16 @@ def main() -> None:
     facts: dict[str, Any] = {}
     lines = []
     for name in (*UCI_REGRESSION, *UCI_CLASSIFICATION):
-        classifies, results = name in UCI_CLASSIFICATION, []
-        for split in range(SPLITS):
-            data = uci_classification(name, seed=split) if classifies else uci_regression(name, split)
-            results.append(measured(data, options.seed + split))
+        classifies = name in UCI_CLASSIFICATION
+        splits = [
+            uci_classification(name, seed=split) if classifies else uci_regression(name, split)
+            for split in range(SPLITS)
+        ]
+        results = [measured(data, options.seed + split) for split, data in enumerate(splits)]
         facts[name] = {key: sum(result[key] for result in results) / SPLITS for key in results[0]}
         shares = {key: f"{100 * value:.2f} %" for key, value in facts[name].items()}
         lines.append(
-            f"{name} ({len(data.train)} rows of {data.train.inputs.shape[1]} inputs): false alarms "
+            f"{name} ({len(splits[0].train)} rows of {splits[0].train.inputs.shape[1]} inputs): false alarms "
             f"{shares['false_alarms']}, by the plain range {shares['beyond_range']}; of moved rows {shares['moved']} "
             f"are found; margin {facts[name]['margin']:.2f}"
         )

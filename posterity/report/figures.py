@@ -34,6 +34,7 @@ class Predictor(Protocol):
 
     def predict(self, inputs: Tensor) -> Predictive:
         """The predictive of the targets at these inputs."""
+        ...
 
 
 Panels = Mapping[str, Predictor]

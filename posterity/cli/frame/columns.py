@@ -27,6 +27,7 @@ from posterity.metrics import (
 )
 from posterity.metrics.scores import mean_over_rows, per_row
 from posterity.predictive import ClassPredictive, GaussianPredictive, Predictive
+from posterity.storage.part import JSON
 
 LEVEL = 0.95
 """Of the intervals whose coverage and width are scored, and of the bootstrap intervals of the scores."""
@@ -161,9 +162,7 @@ def scores_and_intervals(
     return values, ends
 
 
-def pooled_scores(
-    parts: Sequence[tuple[Predictive, Tensor]], data: DataSet
-) -> tuple[dict[str, float], dict[str, list[float] | None]]:
+def pooled_scores(parts: Sequence[tuple[Predictive, Tensor]], data: DataSet) -> tuple[dict[str, JSON], dict[str, JSON]]:
     """The scores of all rows of several predictives with their targets, in one unit, and their bootstrap intervals.
 
     Scores that are biased on few rows, or that are not defined, are left out.
@@ -173,7 +172,8 @@ def pooled_scores(
     pooled: Predictive = (  # scores that are no means over rows depend on the means alone
         ClassPredictive(means) if parts[0][0].classifies else GaussianPredictive(means, 0.0 * means, means.new_ones(1))
     )
-    values, ends = {}, {}
+    values: dict[str, JSON] = {}
+    ends: dict[str, JSON] = {}
     for column in all_columns(data):
         if not column.resamples:
             continue
@@ -184,7 +184,7 @@ def pooled_scores(
         value, *both = bootstrap(metric, pooled, targets, LEVEL)
         if math.isfinite(value):
             values[column.key] = value
-            ends[column.key] = both if all(map(math.isfinite, both)) else None
+            ends[column.key] = [*both] if all(map(math.isfinite, both)) else None
     return values, ends
 
 

@@ -213,7 +213,7 @@ def _fit_folds(
     values, ends = pooled_scores(pairs, source.data)
     seconds = time.perf_counter() - begin
     rows = sum(len(own.data.test) for own, _ in models)
-    return seconds, {"cv": Part({"folds": count, "rows": rows, "scores": {**values}, "intervals": {**ends}})}, models
+    return seconds, {"cv": Part({"folds": count, "rows": rows, "scores": values, "intervals": ends})}, models
 
 
 def _conformal(source: "Source", held: "Source | None", model: "Model", models: list[Any]) -> "dict[str, Part]":
