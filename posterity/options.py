@@ -132,11 +132,12 @@ def from_mapping(kind: type, values: Mapping[str, Any]) -> Any:
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
-def table(kind: type) -> str:
-    """The options as a table in Markdown: name, default, what it is."""
+def table(kind: type, name: Callable[[str], str] = flag) -> str:
+    """The options as a table in Markdown: name, default, what it is; `name` turns a field's name into the one shown."""
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     rows = [
-        f"| `{flag(name)}` | {_default(defaults[name])} | {about.sentence} |" for name, about in describe(kind).items()
+        f"| `{name(field)}` | {_default(defaults[field])} | {about.sentence} |"
+        for field, about in describe(kind).items()
     ]
     return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows])
 

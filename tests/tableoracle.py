@@ -1,5 +1,6 @@
 """A second reading of table files, written apart from the library's: slow, letter by letter, and strict."""
 
+import datetime
 import math
 import re
 from fractions import Fraction
@@ -120,6 +121,33 @@ def check_number(field: str, decimal: str, value: float) -> None:
     assert abs(exact - Fraction(value)) <= Fraction(math.ulp(value)) / 2
     assert (exact == 0) == (value == 0)
     assert not re.fullmatch(r"[-+]?\d+", text) or exact == Fraction(value)
+
+
+def amount(field: str, decimal: str, sign: str) -> float:
+    """The number of a field: the nearest float64, without its sign of currency, or a hundredth for a percent sign."""
+    assert field.count(sign) == 1 or not sign
+    text = field.replace(sign, "").strip(SPACES) if sign else field
+    if sign == "%":
+        assert PLAIN.fullmatch(text)
+        return float(Fraction(text) / 100)
+    value = float(text.replace(decimal, "."))
+    check_number(text, decimal, value)
+    return value
+
+
+def date_part(field: str, part: str) -> str:
+    """What a part of a date such as 2021-01-31 is, as text; empty for a missing date."""
+    if field in MISSING:
+        return ""
+    assert re.fullmatch(r"\d{4}([-/.])\d{1,2}\1\d{1,2}", field), field
+    date = datetime.date(*map(int, re.split("[-/.]", field)))
+    parts = {
+        "year": str(date.year),
+        "month": date.strftime("%b"),
+        "weekday": date.strftime("%a"),
+        "days": str(date.toordinal() - datetime.date(1970, 1, 1).toordinal()),
+    }
+    return parts[part]
 
 
 def is_numeric(field: str) -> bool:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from posterity.datasets import dates
+from posterity.datasets.arrow import compute, pool
 from posterity.datasets.fields import (
     BOOLEANS,
     CODE,
@@ -31,27 +32,28 @@ Kind = Literal["number", "boolean", "category", "date", "constant", "empty"]
 MOST_CATEGORIES = 50
 """Largest number of distinct values in a column of categories."""
 
-_PLAIN = np.isin(np.arange(256), np.frombuffer(b"0123456789+-.eE", dtype=np.uint8))  # by byte: may stand in a number
+MOST_WORDS = 1000
+"""Distinct values of a column that are looked at one by one to say why it cannot be used."""
 
 
 @dataclass(frozen=True, eq=False)
 class Column:
     """A named column of an Arrow array: strings as written in a file, less surrounding spaces, or typed values.
 
-    Typed values are strings, booleans, int64, float64 or timestamps; missing ones are null. `written` says that strings
-    are fields of a file, of which some words mean that the value is missing. `lines` are the lines of the file, or the
-    rows of a frame from 0. `thousands` is the mark between groups of digits in numbers, and `order` whether the day or
-    the month comes first in dates, where they were given.
+    Typed values are strings, booleans, int64, float64 or timestamps; missing ones are null. The `source` is a text, in
+    which some words mean that a value is missing, another file, or a frame. `lines` are the lines of the text, or rows.
+    `thousands` is the mark between groups of digits in numbers, and `order` whether the day or the month comes first in
+    dates, where they were given.
     """
 
     path: Path
     name: str
-    values: Any  # pyarrow.Array, or a sequence of strings to make one of
+    values: Any  # an Arrow array, maybe in chunks, or a sequence of strings to make one of
     lines: Any  # (N,) int64
     is_target: bool = False
     thousands: str = ""
     order: str = ""
-    written: bool = True
+    source: Literal["text", "file", "frame"] = "text"
 
     def __post_init__(self) -> None:
         if isinstance(self.values, (tuple, list)):
@@ -71,11 +73,11 @@ class Column:
     @property
     def place(self) -> str:
         """What `lines` count."""
-        return "line" if self.written else "row"
+        return "line" if self.source == "text" else "row"
 
     def option(self, word: str) -> str:
         """Return the option that treats this column otherwise, as the command line or Python spells it."""
-        return f"--{word} {shown(self.name)}" if self.written else f"{word}=[{shown(self.name)}]"
+        return f"{word}=[{shown(self.name)}]" if self.source == "frame" else f"--{word} {shown(self.name)}"
 
     def rows(self, index: Any) -> "Column":
         """Return the column with these rows only."""
@@ -95,20 +97,18 @@ class Column:
     @cached_property
     def missing(self) -> Any:
         """Whether each value is missing (N,)."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        mask = self.values.is_null()
-        if self.written and self._is_text:
-            mask = pc.or_(mask, pc.is_in(self.values, pa.array(sorted(MISSING), pa.string())))
-        return mask.to_numpy(zero_copy_only=False)
+        pc = compute()
+        mask = self.values.is_null().to_numpy(zero_copy_only=False)
+        if self.source == "text" and self._is_text:
+            mask = mask | pc.is_in(self.values, _missing_words()).to_numpy(zero_copy_only=False)
+        return mask
 
     @cached_property
     def present(self) -> Any:
         """The Arrow array with null in place of missing values."""
         import pyarrow as pa
-        import pyarrow.compute as pc
 
+        pc = compute()
         if self.missing.sum() == self.values.null_count:
             return self.values
         return pc.if_else(pa.array(self.missing), pa.scalar(None, self.values.type), self.values)
@@ -116,8 +116,7 @@ class Column:
     @property
     def varies(self) -> bool:
         """Whether the values, missing ones aside, differ in how they are written."""
-        import pyarrow.compute as pc
-
+        pc = compute()
         if self.missing.all():
             return False
         first = self.values[int(np.argmin(self.missing))]
@@ -125,9 +124,12 @@ class Column:
 
     @cached_property
     def _encoded(self) -> tuple[Any, tuple[str, ...]]:
-        import pyarrow.compute as pc
+        import pyarrow as pa
 
+        pc = compute()
         encoded = pc.dictionary_encode(self.present)
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.unify_dictionaries().combine_chunks()
         words = tuple(map(_text, encoded.dictionary.to_pylist()))
         return pc.fill_null(encoded.indices, len(words)).to_numpy(zero_copy_only=False), words
 
@@ -159,8 +161,7 @@ class Column:
     @cached_property
     def sign(self) -> str:
         """The percent or currency sign that every field has once; empty where there is none."""
-        import pyarrow.compute as pc
-
+        pc = compute()
         if not self._is_text or self.missing.all():
             return ""
         first = self.values[int(np.argmin(self.missing))].as_py()
@@ -176,16 +177,19 @@ class Column:
         if decimal not in self._parsed:
             values = self._plain(decimal)
             if values is None:
-                known = [number(word, decimal, self.thousands, self.sign) for word in self.words]
-                row = self.first(word for word, value in zip(self.words, known, strict=True) if value is None)
-                if row is not None:
-                    field = self.words[self.codes[row]]
-                    reason = trouble(field, decimal, self.thousands, self.sign)
-                    reason = reason or "is not a number, which the other rows have there"
-                    raise BadData(f"{self.at(row)}: {shown(field)} {reason}. Correct it, or leave the field empty.")
+                known = [self._number(word, decimal) for word in self.words]
                 values = np.array([*known, np.nan], dtype=np.float64)[self.codes]
             self._parsed[decimal] = values
         return self._parsed[decimal]
+
+    def _number(self, word: str, decimal: str) -> float:
+        value = number(word, decimal, self.thousands, self.sign)
+        if value is None:
+            reason = trouble(word, decimal, self.thousands, self.sign)
+            reason = reason or "is not a number, which the other rows have there"
+            row = self.first([word]) or 0
+            raise BadData(f"{self.at(row)}: {shown(word)} {reason}. Correct it, or leave the field empty.")
+        return value
 
     def is_number(self, decimal: str) -> bool:
         """Return whether every value is a number that float64 holds."""
@@ -198,20 +202,21 @@ class Column:
     def _plain(self, decimal: str) -> Any:
         """Return all values as float64 at once; None where some may not be plain numbers that float64 holds."""
         import pyarrow as pa
-        import pyarrow.compute as pc
 
+        pc = compute()
         if self.is_date:
             return None
         array = self.present
         if self._is_text:
             array = self._pointed(decimal)
-            if array is None or not _PLAIN[_bytes(array)].all():
+            if array is None:
                 return None
         try:
-            values = pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False)
+            floats = pc.cast(array, pa.float64(), memory_pool=pool())  # takes inf and nan, too
         except pa.ArrowInvalid:
             return None
-        if not np.isfinite(values[~self.missing]).all():
+        values = floats.to_numpy(zero_copy_only=False)
+        if np.isfinite(values).sum() + self.missing.sum() < len(values):
             return None
         doubtful = (np.abs(values) >= LARGEST_WHOLE) | (values == 0)  # digits may be lost
         if self._is_text and doubtful.any():
@@ -222,8 +227,7 @@ class Column:
 
     def _bare(self, decimals: str) -> Any:
         """Return the fields without signs, and without marks of thousands where groups and decimal mark are right."""
-        import pyarrow.compute as pc
-
+        pc = compute()
         array = self.present
         if self.sign:
             array = pc.replace_substring_regex(array, around(self.sign), r"\1\2\3")
@@ -235,8 +239,7 @@ class Column:
 
     def _pointed(self, decimal: str) -> Any:
         """Return the fields as plain numbers are written, with a decimal point; None where some have other marks."""
-        import pyarrow.compute as pc
-
+        pc = compute()
         array = self._bare(decimal)
         if decimal == ",":
             if pc.any(pc.match_substring(array, ".")).as_py():
@@ -268,20 +271,18 @@ class Column:
         return np.append(known, np.datetime64("NaT"))[self.codes]
 
 
-def _text(value: object) -> str:
+@cache
+def _missing_words() -> Any:
+    import pyarrow as pa
+
+    return pa.array(sorted(MISSING), pa.string())
+
+
+def _text(value: Any) -> str:
     """Return a typed value as text: whole floats without a fraction, times in the form of ISO 8601."""
     if isinstance(value, float):
         return f"{value:.0f}" if value.is_integer() and abs(value) <= LARGEST_WHOLE else repr(value)
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-def _bytes(strings: Any) -> Any:
-    """Return the bytes of all strings of an Arrow array, one after the other."""
-    _, offsets, data = strings.buffers()
-    if data is None:
-        return np.empty(0, dtype=np.uint8)
-    bounds = np.frombuffer(offsets, dtype=np.int32)[strings.offset : strings.offset + len(strings) + 1]
-    return np.frombuffer(data, dtype=np.uint8)[bounds[0] : bounds[-1]]
 
 
 def infer_decimal(columns: Iterable[Column], separator: str, usual: str = ".") -> str:
@@ -290,8 +291,7 @@ def infer_decimal(columns: Iterable[Column], separator: str, usual: str = ".") -
     It is a point where commas separate the fields, and where every comma could separate thousands, unless the comma
     is `usual` for such files.
     """
-    import pyarrow.compute as pc
-
+    pc = compute()
     if separator == ",":
         return "."
     arrays = [column._bare(".,") for column in columns if column._is_text]
@@ -346,30 +346,32 @@ def boolean_words(column: Column) -> tuple[str, str]:
 
 def has_leading_zeros(column: Column) -> str | None:
     """Return a field that is a whole number with leading zeros, as in codes; None if there is none."""
-    import pyarrow.compute as pc
-
+    pc = compute()
     if not column._is_text:
         return None
-    codes = column.values.filter(pc.match_substring_regex(column.values, CODE))
+    whole = column.values.filter(pc.invert(pc.match_substring(column.values, ".")))
+    whole = whole.filter(pc.starts_with(whole, "0"))
+    codes = whole.filter(pc.match_substring_regex(whole, CODE))
     return codes[0].as_py() if len(codes) else None
 
 
 def _refuse_disguises(column: Column, decimal: str) -> None:
     """Raise BadData at the first number with `trouble` or date, or at a text where other rows have numbers."""
     marks = (decimal, column.thousands, column.sign)
-    numeric = {word for word in column.words if number(word, *marks) is not None}
-    reasons = {word: trouble(word, *marks) for word in column.words if word not in numeric}
-    row = column.first(word for word, reason in reasons.items() if reason or dates.looks_like(word))
-    if row is not None:
-        field = column.words[column.codes[row]]
-        if reason := reasons[field]:
-            raise BadData(f"{column.at(row)}: {shown(field)} {reason}. {_remedy(reason, column, field)}")
-        remedy = "Turn it into numbers" if column.is_target else dates.remedy(column.words)
-        raise BadData(
-            f"{column.at(row)}: {shown(field)} is a date or time, which cannot be used. {remedy}, or "
-            f"{_way_out(column)}."
-        )
-    a_number, a_text = column.first(numeric), column.first(reasons)
+    words = column.words[:MOST_WORDS]
+    numeric = {word for word in words if number(word, *marks) is not None}
+    others = [word for word in words if word not in numeric]
+    for word in others:
+        row = column.first([word]) or 0
+        if reason := trouble(word, *marks):
+            raise BadData(f"{column.at(row)}: {shown(word)} {reason}. {_remedy(reason, column)}")
+        if dates.looks_like(word):
+            remedy = "Turn it into numbers" if column.is_target else dates.remedy(column.words)
+            raise BadData(
+                f"{column.at(row)}: {shown(word)} is a date or time, which cannot be used. {remedy}, or "
+                f"{_way_out(column)}."
+            )
+    a_number, a_text = column.first(numeric), column.first(others)
     if a_number is not None and a_text is not None:
         text, known = (shown(column.words[column.codes[row]]) for row in (a_text, a_number))
         raise BadData(
@@ -389,7 +391,7 @@ def _check_categories(column: Column) -> None:
         )
 
 
-def _remedy(reason: str, column: Column, field: str) -> str:
+def _remedy(reason: str, column: Column) -> str:
     if "nothing says which" in reason:
         return "Say the decimal mark (--decimal), or write numbers without separators."
     if "thousands" in reason:

@@ -52,7 +52,7 @@ def looks_like(field: str) -> bool:
 
 def is_readable(words: Sequence[str], order: str = "") -> bool:
     """Return whether all of these fields are dates, in an order of day and month that is clear."""
-    return bool(words) and not np.isnat(parsed(words, order)).any()
+    return bool(words) and looks_like(words[0]) and not np.isnat(parsed(words, order)).any()
 
 
 def parsed(words: Sequence[str], order: str = "") -> Any:

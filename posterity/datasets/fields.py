@@ -17,10 +17,11 @@ THOUSANDS = {",": ",", ".": r"\.", " ": " \u00a0\u202f", "'": "'\u2019", "_": "_
 """Marks between groups of three digits, and how each may be written, as a class of a regular expression."""
 
 LARGEST_WHOLE = 2**53  # larger whole numbers lose digits as float64
+_LONGEST = 1000  # letters of a field that may be a number in another notation
 
 # Each pattern can split a field in one way only, so that matching takes time in proportion to the field's length.
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_WHOLE = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?")
+_WHOLE = re.compile(r"[+-]?[0-9]++")
 _COMMA = re.compile(r"[+-]?(?:[0-9]+,[0-9]*|,[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _GROUPED = re.compile(
     r"[+-]?[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+|(?:\.[0-9]{3})+|(?:["
@@ -73,7 +74,7 @@ def number(field: str, decimal: str = ".", thousands: str = "", sign: str = "") 
     """
     text = _pointed(_unsigned(field, sign), decimal, thousands)
     text += "e-2" * (sign == "%")
-    if not _NUMBER.fullmatch(text):
+    if not _NUMBER.fullmatch(text) or (sign and sign not in field):
         return None
     value = float(text)
     return None if _loss(text, value) else value
@@ -91,6 +92,8 @@ def trouble(field: str, decimal: str = ".", thousands: str = "", sign: str = "")
     text = _pointed(field, decimal, thousands)
     if _NUMBER.fullmatch(text):
         return _loss(text, float(text))
+    if len(field) > _LONGEST:
+        return None
     if _GROUPED.fullmatch(field):
         if _COMMA.fullmatch(field):
             return "has a thousands separator or a decimal comma, and nothing says which"

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posterity.datasets.arrow import compute
 from posterity.errors import BadData, shown
 
 
@@ -27,30 +28,34 @@ def frame_of(data: Any, path: Path, names: Sequence[str] | None = None, letter: 
     """
     import pyarrow as pa
 
-    if isinstance(data, pa.Table):
-        own, arrays = data.column_names, [column.combine_chunks() for column in data.columns]
-    elif hasattr(data, "iloc"):  # pandas, whose columns of objects may hold anything
+    if hasattr(data, "iloc"):  # pandas, whose columns of objects may hold anything
         frame = data if data.ndim == 2 else data.to_frame()
-        own, arrays = list(frame.columns), [_array(frame.iloc[:, place]) for place in range(frame.shape[1])]
+        own, arrays = list(frame.columns), [array_of(frame.iloc[:, place]) for place in range(frame.shape[1])]
     elif hasattr(data, "__arrow_c_stream__"):
         table = pa.table(data if hasattr(data, "columns") else data.to_frame())  # a polars Series is one column
-        own, arrays = table.column_names, [column.combine_chunks() for column in table.columns]
+        own, arrays = table.column_names, table.columns
     else:
         matrix = _matrix(data)
-        own, arrays = [None] * matrix.shape[1], [_array(matrix[:, place]) for place in range(matrix.shape[1])]
-    named = all(isinstance(name, str) for name in own) and bool(own)
-    if names is None:
-        names = own if named else [f"{letter}{place}" for place in range(1, len(own) + 1)]
-    elif len(names) != len(own):
+        own, arrays = [None] * matrix.shape[1], [array_of(column) for column in matrix.T]
+    if names is not None and len(names) != len(own):
         raise BadData(f"{path}: {len(names)} names were given for {len(own)} columns. Give one for each.")
-    else:
-        named = True
-    twice = [name for place, name in enumerate(names) if name in names[:place]] if len({*names}) < len(names) else []
-    if twice:
-        raise BadData(f"{path}: two columns have the same name {shown(twice[0])}. Give every column its own.")
-    found = {name: _typed(array, path, name) for name, array in zip(names, arrays, strict=True)}
-    categorical = zip(names, arrays, strict=True)
-    return Frame(found, named, frozenset(name for name, array in categorical if pa.types.is_dictionary(array.type)))
+    return framed(own if names is None else list(names), arrays, path, letter)
+
+
+def framed(names: list[Any], arrays: list[Any], path: Path, letter: str = "x") -> Frame:
+    """Return Arrow arrays as the columns of a frame; where not all names are strings, it has no names."""
+    import pyarrow as pa
+
+    named = bool(names) and all(isinstance(name, str) for name in names)
+    if not named:
+        names = [f"{letter}{place}" for place in range(1, len(names) + 1)]
+    columns: dict[str, Any] = {}
+    for name, array in zip(names, arrays, strict=True):
+        if name in columns:
+            raise BadData(f"{path}: two columns have the same name {shown(name)}. Give every column its own.")
+        columns[name] = _typed(array, path, name)
+    categorical = (name for name, array in zip(names, arrays, strict=True) if pa.types.is_dictionary(array.type))
+    return Frame(columns, named, frozenset(categorical))
 
 
 def _matrix(data: Any) -> Any:
@@ -65,26 +70,33 @@ def _matrix(data: Any) -> Any:
     return matrix
 
 
-def _array(values: Any) -> Any:
+def array_of(values: Any) -> Any:
     """Return a column as an Arrow array; of values of several types, each as text."""
     import pyarrow as pa
 
     try:
         return pa.array(values, from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        missing = pa.array([value is None or value != value for value in values])
-        return pa.array([str(value) for value in values], pa.string(), mask=missing.to_numpy(zero_copy_only=False))
+        return pa.array([None if _is_missing(value) else str(value) for value in values], pa.string())
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a value of an object is None, NaN, NaT or pd.NA."""
+    return (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    )
 
 
 def _typed(array: Any, path: Path, name: str) -> Any:
     """Return an Arrow array as strings, booleans, int64, float64 or timestamps without a zone; nan becomes null."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
+    pc = compute()
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        words = array.dictionary  # of polars its strings are views, which Arrow cannot take from
+        array = (words.cast(pa.string()) if "string" in str(words.type) else words).take(array.indices)
     kind = array.type
     if pa.types.is_null(kind) or "string" in str(kind):
         return array.cast(pa.string())

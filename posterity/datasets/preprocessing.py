@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.datasets.columns import infer_decimal
+from posterity.datasets.columns import Column, infer_decimal
 from posterity.datasets.dataset import DataSet, LabelledData, Task
 from posterity.datasets.encodings import InputColumn, TargetColumn, fit_input, fit_target
 from posterity.datasets.table import Table, split, with_values
@@ -76,18 +76,22 @@ class Preprocessing:
         """
         if (roles := table.roles) is None:
             raise ValueError("Preprocessing.fit: the table must be read with a target. Give read_table a target.")
-        index = np.arange(len(table)) if rows is None else np.asarray(rows, dtype=np.int64)
-        if not len(index):
+        index = None if rows is None else np.asarray(rows, dtype=np.int64)
+        if not (len(table) if index is None else len(index)):
             raise ValueError("Preprocessing.fit: there must be at least one row. Got none.")
         notes: list[str] = []
         if log_target and roles.task != "regression":
             raise ValueError(f"--log-target is for regression, and the target {shown(roles.target)} has classes.")
+
+        def own(column: Column) -> Column:  # one at a time, which takes less memory than all rows at once
+            return column if index is None else column.rows(index)
+
         target, *more = (
-            fit_target(table.column(name).rows(index), roles.kinds[name], roles.task, roles.decimal, log_target)
+            fit_target(own(table.column(name)), roles.kinds[name], roles.task, roles.decimal, log_target)
             for name in roles.targets
         )
         fitted = (
-            fit_input(column if rows is None else column.rows(index), roles.kinds[column.name], roles.decimal, notes)
+            fit_input(own(column), roles.kinds[column.name], roles.decimal, notes)
             for column in table.columns
             if column.name not in roles.targets
         )
@@ -133,7 +137,7 @@ class Preprocessing:
 
     def _check_columns(self, table: Table) -> None:
         if self.named and not table.named:
-            if not table.columns[0].written:
+            if table.columns[0].source != "text":
                 raise BadData(
                     f"{table.path}: the columns have no names, but the model was fitted with named columns. "
                     f"Name them: {', '.join(map(shown, self.columns))}."

@@ -20,14 +20,20 @@ from posterity.datasets.columns import (
     infer_kind,
 )
 from posterity.datasets.dataset import Task
-from posterity.datasets.files import HOST
-from posterity.datasets.frames import frame_of
+from posterity.datasets.dates import ORDERS
+from posterity.datasets.fields import THOUSANDS
+from posterity.datasets.files import HOST, content
+from posterity.datasets.frames import Frame, frame_of
+from posterity.datasets.packed import Sheet, typed_sheet, unpacked
 from posterity.datasets.reader import read_records, take_header
 from posterity.errors import BadData, shown, unknown
 from posterity.numerics.random import Key
 
 MOST_CLASSES = 10
 """A target with at most this many distinct whole numbers is read as classes, unless the task is given."""
+
+MOST_REASONS = 20
+"""How many refused columns a message explains; it names all of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +80,7 @@ class Table:
     def column(self, name: str) -> Column:
         """Return the column of this name; raises BadData with the nearest name when there is none."""
         if name not in self._by_name:
-            file = not self.named and self.columns[0].written
+            file = not self.named and self.columns[0].source == "text"
             nameless = " The first line was taken as data; if it names the columns, say --header." if file else ""
             raise BadData(f"{self.path}: {unknown('column', name, self.names)}{nameless}")
         return self._by_name[name]
@@ -99,18 +105,25 @@ def read_table(
     decimal: str | None = None,
     header: bool | None = None,
     encoding: str | None = None,
+    thousands: str | None = None,
+    dates: Literal["day-first", "month-first"] | None = None,
 ) -> Table:
     """Read a table from a text file, exactly as written; raises BadData that names the line or column at fault.
 
-    With a `target` the kind of every column is inferred, and columns that cannot be inputs (text, dates, numbers
-    that a float64 cannot hold, numbers mixed with text) are refused by name; rows without a target are left out.
-    Without a target, fields are only read, which is what `Preprocessing.transform` needs to predict. A regression may
-    have several targets.
+    The text may be packed by gzip or zip. Parquet files and the first sheet of Excel workbooks are read, too: their
+    values are typed, as in `as_table`, and `separator`, `decimal` and `encoding` have no use there.
+
+    With a `target` the kind of every column is inferred, and columns that cannot be inputs (text, numbers that a
+    float64 cannot hold, numbers mixed with text) are refused by name, all in one message; rows without a target are
+    left out. Without a target, fields are only read, which is what `Preprocessing.transform` needs to predict. A
+    regression may have several targets.
 
     `drop` names columns to leave out, `category` columns whose values are categories whatever they look like.
     `separator` ("comma", "semicolon", "tab", "pipe", "whitespace"), `decimal` ("." or ","), `header` (whether
     the first line names the columns) and `encoding` are inferred where they are not given; `notes` says what is
-    unusual.
+    unusual. `thousands` is the mark between groups of three digits: one of `,`, `.`, `'`, `_` and a space. A percent or
+    currency sign that all fields of a column have does not count, but for a division by 100. `dates` says whether days
+    or months come first in dates such as 1/2/2020, where none tells.
 
     A field is missing if it is empty or exactly NA, N/A, n/a, NaN, nan, null, NULL, None or ?. Spaces around fields
     do not count. A column is boolean if it has both words of true/false, yes/no or t/f, in any case, and no other.
@@ -120,18 +133,43 @@ def read_table(
     """
     if decimal not in (None, ".", ","):
         raise ValueError(f"read_table: decimal must be '.', ',' or None. Got {shown(decimal)}.")
-    targets = _targets(target)
-    records = read_records(path, separator, encoding)
+    if thousands not in (None, *THOUSANDS) or (thousands is not None and thousands == decimal):
+        other = ", and not the decimal mark" * (thousands == decimal)
+        raise ValueError(
+            f"read_table: thousands must be one of {' '.join(map(repr, THOUSANDS))}{other}. Got {thousands!r}."
+        )
+    if dates not in (None, *ORDERS):
+        raise ValueError(f"read_table: dates must be day-first, month-first or None. Got {shown(dates)}.")
+    path, targets = Path(path), _targets(target)
+    decimal = decimal or {".": ",", ",": "."}.get(thousands or "")
+    data = unpacked(content(path), path)
+    sheet = typed_sheet(data, path, header)
+    if sheet is not None:
+        table = _typed(sheet, path, "file", targets)
+        return _settled(table, targets, task, drop, sheet.frame.categories | set(category))
+    records = read_records(data, path, separator, encoding)
+    del data
     names, named, notes = take_header(records, header, targets[0] if targets else None)
-    rows, lines = records.rows[named:], np.array(records.lines[named:])
-    if not rows:
-        raise BadData(f"{records.path}: the file has the names of {len(names)} columns and no rows.")
+    lines = records.lines[named:]
+    if not len(lines):
+        raise BadData(f"{path}: the file has the names of {len(names)} columns and no rows.")
     columns = tuple(
-        Column(records.path, name, fields, lines, name in targets)
-        for name, fields in zip(names, zip(*rows, strict=True), strict=True)
+        Column(path, name, fields[named:], lines, name in targets, thousands or "", dates or "")
+        for name, fields in zip(names, records.columns, strict=True)
     )
-    table = Table(records.path, names, columns, records.separator, named, (*records.notes, *notes), decimal)
+    table = Table(path, names, columns, records.separator, named, (*records.notes, *notes), decimal)
     return _settled(table, targets, task, drop, frozenset(category))
+
+
+def _typed(sheet: Sheet, path: Path, source: Literal["file", "frame"], targets: tuple[str, ...]) -> Table:
+    frame = sheet.frame
+    lengths = {len(array) for array in frame.columns.values()}
+    if len(lengths) != 1 or lengths == {0}:
+        raise BadData(f"{path}: every column must have as many rows, one at least. Got {sorted(lengths)}.")
+    columns = tuple(
+        Column(path, name, array, sheet.lines, name in targets, source=source) for name, array in frame.columns.items()
+    )
+    return Table(path, tuple(frame.columns), columns, "", frame.named, sheet.notes)
 
 
 def as_table(
@@ -168,13 +206,9 @@ def as_table(
             renamed = {name: f"target {new}" if new in taken else new for name, new in renamed.items()}
         columns = columns | {renamed[name]: array for name, array in own.columns.items()}
         targets, categories = tuple(renamed.values()), categories | {renamed[name] for name in own.categories}
-    lengths = {len(array) for array in columns.values()}
-    if len(lengths) != 1 or lengths == {0}:
-        raise BadData(f"{path}: every column must have as many rows, one at least. Got {sorted(lengths)}.")
-    lines = np.arange(*lengths)
-    made = tuple(Column(path, name, array, lines, name in targets, written=False) for name, array in columns.items())
-    table = Table(path, tuple(columns), made, "", frame.named)
-    return _settled(table, targets, task, drop, frozenset(categories))
+    lines = np.arange(len(next(iter(columns.values()), ())))
+    table = _typed(Sheet(Frame(columns, frame.named, categories), lines), path, "frame", targets)
+    return _settled(table, targets, task, drop, categories)
 
 
 def _targets(target: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -241,17 +275,20 @@ def _with_roles(table: Table, targets: tuple[str, ...], task: str, category: fro
         except BadData as error:
             refused.append(str(error).removeprefix(f"{table.path}: "))
     if refused:
-        several = f"{len(refused)} columns cannot be used. " if len(refused) > 1 else ""
-        listed = " ".join(f"({place}) {words}" for place, words in enumerate(refused, start=1))
-        raise BadData(f"{table.path}: {several}{listed if several else refused[0]}")
-    tasks = {name: _task(table.column(name), kinds[name], decimal, task, notes) for name in targets}
+        if len(refused) == 1:
+            raise BadData(f"{table.path}: {refused[0]}")
+        listed = " ".join(f"({place}) {words}" for place, words in enumerate(refused[:MOST_REASONS], start=1))
+        others = ", ".join(shown(column.name) for column in table.columns if column.name not in kinds)
+        more = f" All of them: {others}." if len(refused) > MOST_REASONS else ""
+        raise BadData(f"{table.path}: {len(refused)} columns cannot be used. {listed}{more}")
+    tasks: dict[str, Task] = {name: _task(table.column(name), kinds[name], decimal, task, notes) for name in targets}
     for name, own in tasks.items():
         if len(targets) > 1 and own != "regression":
             raise BadData(
                 f"{table.path}: several targets must be numbers to regress on, and {shown(name)} has classes. "
                 "Say the task regression (--task), or give one target."
             )
-    return replace(table, roles=Roles(targets, tasks[targets[0]], kinds, decimal), notes=tuple(notes))
+    return replace(table, roles=Roles(targets, next(iter(tasks.values())), kinds, decimal), notes=tuple(notes))
 
 
 def _task(column: Column, kind: Kind, decimal: str, task: str, notes: list[str]) -> Task:

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.errors import BadData, BadFolder, PosterityError, positive
+from posterity.errors import BadData, PosterityError, positive
 from posterity.estimators.candidates import (
+    EVIDENCE,
     Candidate,
     Fitted,
     Linear,
@@ -25,15 +26,14 @@ from posterity.estimators.candidates import (
     warp_of,
 )
 from posterity.estimators.densities import Calibration, Density, Pool, Scale, Shape
-from posterity.estimators.gaussian_process import Moments
+from posterity.estimators.gaussian_process import Moments, some
 from posterity.evidence.stacking import stacked
 from posterity.inference.folds import Fold
 from posterity.inference.folds import folds as folds_of
 from posterity.numerics.random import Key
-from posterity.predictive import Predictive, mixed
-from posterity.predictive.normals import NormalsPredictive
+from posterity.predictive import NormalsPredictive, Predictive, mixed
 from posterity.storage import Part, RunFolder, decode, encode
-from posterity.storage.schema import reading
+from posterity.storage.schema import check_fields, hints, reading
 
 FEWEST = 20  # rows for which candidates are compared; fewer get the linear model
 GUARD = 0.25  # standard errors by which the squared error of the mean may lie above the least
@@ -110,13 +110,10 @@ class Stacked:
     def parts(self) -> dict[str, Part]:
         """Return all but the seconds as parts of a run folder."""
         tensors: dict[str, Tensor] = {}
-        own = {name: getattr(self, name) for name in _STORED}
         names = {name: f"fit-{index}" for index, name in enumerate(self.fits)}
-        config = {
-            **{name: encode(value, tensors, name) for name, value in own.items()},
-            "scores": [[*score[:3]] for score in self.scores],  # equal fits give equal bytes: no seconds
-            "fits": dict(names),
-        }
+        scores = [score[:3] for score in self.scores]  # equal fits give equal bytes: no seconds
+        own = {name: getattr(self, name) for name in _STORED} | {"scores": scores, "fits": names}
+        config = {name: encode(value, tensors, name) for name, value in own.items()}
         return {"stacked": Part(config, tensors), **{names[name]: fit.part() for name, fit in self.fits.items()}}
 
     @classmethod
@@ -126,15 +123,14 @@ class Stacked:
         part, place = folder.read("stacked"), torch.device("cpu" if device is None else device)
         with reading(f"Run folder {where}: part 'stacked'"):
             tensors = {name: tensor.to(place) for name, tensor in part.tensors.items()}
-            own: dict[str, Any] = {name: decode(part.config[name], tensors) for name in _STORED}
-            match part.config:
-                case {"fits": dict(names), "scores": list(scores)}:
-                    fits = {
-                        str(name): restored(folder.read(str(k)), own["columns"], own["outputs"], where, str(k), place)
-                        for name, k in names.items()
-                    }
-                    return cls(fits=fits, scores=tuple(Score(*each, math.nan) for each in scores), **own)
-        raise BadFolder(f"Run folder {where}: part 'stacked' lacks its fits or scores. Save it again.")
+            own: dict[str, Any] = {name: decode(part.config[name], tensors) for name in (*_STORED, "scores", "fits")}
+            kinds = {**hints(Stacked), "scores": list[tuple[str, float, float]], "fits": dict[str, str]}
+            check_fields("Stacked", own, {name: kinds[name] for name in own})
+            stored, names = own.pop("scores"), own.pop("fits")
+            scores = tuple(Score(name, density, error, math.nan) for name, density, error in stored)
+            sizes = own["columns"], own["outputs"]
+            fits = {name: restored(folder.read(k), *sizes, where, k, place) for name, k in names.items()}
+            return cls(fits=fits, scores=scores, **own)
 
 
 _STORED = ("columns", "outputs", "classes", "pool", "densities", "calibrations", "weights", "sentence")
@@ -168,8 +164,8 @@ def fit_automatic(
     The candidates are a linear model, smooth and rough Gaussian processes, one of a warped target where it is skewed,
     and an ensemble of networks, whose members are the fits to the folds. Fewer than 20 rows get the linear model.
 
-    >>> x = torch.linspace(-2, 2, 60).unsqueeze(1)
-    >>> model = fit_automatic(x, 0.5 * x + 0.1 * (9.0 * x).sin(), "regression", seconds=5.0)
+    >>> x = torch.linspace(-2, 2, 30).unsqueeze(1)
+    >>> model = fit_automatic(x, 0.5 * x + 0.1 * (9.0 * x).sin(), "regression", seconds=2.0)
     >>> model.predict(x[:2]).mean.shape
     torch.Size([2, 1])
     """
@@ -193,11 +189,13 @@ def fit_automatic(
 class Trials(NamedTuple):
     """The scored rows and their folds, and what each candidate predicts for them by fits that have not seen them.
 
-    `outputs` are `Moments` of (n, T), or draws of logits (S, n, C); `finals` make the fits to all rows.
+    `effort` is what the plan has for settling a scale. `outputs` are `Moments` of (n, T), or draws of logits (S, n, C);
+    `finals` make the fits to all rows.
     """
 
-    index: Tensor
+    scored: Tensor
     fold: Tensor
+    effort: tuple[int, int]
     outputs: dict[str, Any]
     finals: dict[str, Any]
     seconds: dict[str, float]
@@ -257,19 +255,23 @@ def _trials(
 ) -> Trials:
     """Fit all candidates to all folds, and predict the scored rows of each."""
     device, tests = rows.inputs.device, list[Tensor]()
+    used = torch.zeros(len(rows.inputs), dtype=torch.bool)
+    if not plan.settled_by_fold:
+        used[some(len(used), plan.evidence_rows, key.fold(EVIDENCE))] = True
     for number, part in enumerate(parts):
-        order = key.fold("scored").fold(number).permutation(len(part.test), "cpu")
-        tests.append(part.test[order[: max(1, plan.scored // len(parts))].sort().values].to(device))
+        free = part.test[~used[part.test]]
+        chosen = some(len(free), max(1, plan.scored // len(parts)), key.fold("scored").fold(number))
+        tests.append(free[chosen.sort().values].to(device))
     moved = [Fold(part.train.to(device), part.test) for part in parts]
     folds = torch.cat([torch.full_like(test, number) for number, test in enumerate(tests)])
-    trials = Trials(torch.cat(tests), folds, {}, {}, {}, [])
+    trials = Trials(torch.cat(tests), folds, (plan.evidence_rows, plan.evaluations), {}, {}, {}, [])
     for candidate in candidates:
         begin = time.perf_counter()
         if begin > end and trials.outputs:
             trials.words.append(f"the clock left no time for the {candidate.name}")
             continue
         try:
-            fits, final = candidate.fits(rows, moved, plan, key.fold(candidate.name))
+            fits, final = candidate.fits(rows, moved, plan, key)
             trials.outputs[candidate.name] = _predicted(rows, fits, tests)
         except (PosterityError, RuntimeError, ValueError) as error:
             trials.words.append(f"the {candidate.name} failed ({' '.join(str(error).split())})")
@@ -293,8 +295,8 @@ def _predicted(rows: Rows, fits: Sequence[Fitted], tests: Sequence[Tensor]) -> A
 
 
 def _regression(rows: Rows, trials: Trials) -> Stacked:
-    inputs, targets = rows.inputs[trials.index], rows.targets[trials.index].double()
-    weights, width = rows.weights[trials.index].double(), targets.shape[1]
+    inputs, targets = rows.inputs[trials.scored], rows.targets[trials.scored].double()
+    weights, width = rows.weights[trials.scored].double(), targets.shape[1]
     moments: dict[str, Moments] = dict(trials.outputs)
     pool = Pool.of(moments, targets, weights)
     pooled = pool.moments(moments)
@@ -304,7 +306,7 @@ def _regression(rows: Rows, trials: Trials) -> Stacked:
         for label, scale in Scale.around(pooled, inputs, targets, weights, len(pool.weights) > 1)
     ]
     moments[Pool.name] = pooled
-    scored = [density.scored(moments[density.source], inputs, targets, weights, trials.fold) for density in densities]
+    scored = [d.scored(moments[d.source], inputs, targets, weights, trials.fold, trials.effort) for d in densities]
     densities = [density for density, _ in scored]
     entries = torch.stack([log_density for _, log_density in scored], -1)  # (n, T, K)
     result = stacked(
@@ -332,7 +334,7 @@ def _regression(rows: Rows, trials: Trials) -> Stacked:
 
 
 def _classes(rows: Rows, trials: Trials) -> Stacked:
-    labels, weights = rows.targets[trials.index], rows.weights[trials.index].double()
+    labels, weights = rows.targets[trials.scored], rows.weights[trials.scored].double()
     calibrations = {name: Calibration.of(logits, labels, weights) for name, logits in trials.outputs.items()}
     log_probs = [calibrations[name].log_probs(logits) for name, logits in trials.outputs.items()]
     entries = torch.stack([each.gather(1, labels.unsqueeze(1)).squeeze(1) for each in log_probs], 1)
@@ -365,7 +367,7 @@ def _sentence(
     """What was chosen and why."""
     best = max(scores, key=lambda score: score.log_density)
     linear = next((score for score in scores if score.name == Linear.name), None)
-    said = [f"Stacked by the log density of {len(trials.index)} held-out rows: {_listed(shares)}"]
+    said = [f"Stacked by the log density of {len(trials.scored)} held-out rows: {_listed(shares)}"]
     if pool:
         said[0] += f" (the means are {_listed(pool)})"
     against = f"the best alone, {best.name}, has {best.log_density:.3f} +- {best.standard_error:.3f}"

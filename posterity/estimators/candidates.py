@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from posterity.errors import BadFolder
-from posterity.estimators.gaussian_process import GaussianProcess, Moments
+from posterity.estimators.gaussian_process import GaussianProcess, Moments, principal, reduced, some
 from posterity.inference import infer
 from posterity.inference.folds import Fold
 from posterity.likelihoods import Categorical, Gaussian
@@ -35,6 +35,8 @@ DRAWS = 32  # of the logits of a posterior that is not a set of points
 SKEWED, HEAVY = 0.75, 10.0  # skewness and kurtosis from which a target is warped
 NETWORKS = 20.0  # seconds for the training of networks, of 60
 STEP, SPEED = 1e-3, 2e10  # seconds of a step apart from its products, and operations per second of these
+EVIDENCE = "evidence"  # label of the key that draws the rows by which hyper-parameters are chosen
+FEW = 2000  # rows below which each fold chooses its own hyper-parameters; else rows that chose them are not scored
 MOST = 50_000  # rows that a Gaussian process keeps
 NODES = 12  # of the quadrature over a warped target
 
@@ -59,6 +61,7 @@ class Rows:
 
     @property
     def likelihood(self) -> Likelihood:
+        """The likelihood of a network, its noise left out."""
         return Categorical() if self.classes else Gaussian()
 
     @property
@@ -73,13 +76,14 @@ class Rows:
 class Plan:
     """What a budget buys: folds and scored rows, the rows and evaluations of an evidence, and the networks' training.
 
-    `steps` is 0 where networks are left out.
+    Up to 2,000 rows each fold settles the hyper-parameters by its own rows. `steps` is 0 where networks are left out.
     """
 
     folds: int
     scored: int
     evidence_rows: int
     evaluations: int
+    settled_by_fold: bool
     hidden: tuple[int, ...]
     members: int
     steps: int
@@ -169,19 +173,21 @@ class Process(Fitted):
 
     process: GaussianProcess
     warp: Warp | None = None
+    basis: Tensor | None = None  # (D, components)
 
     def moments(self, inputs: Tensor) -> Moments:
-        moments = self.process.predict(inputs)
+        moments = self.process.predict(reduced(inputs, self.basis))
         return moments if self.warp is None else self.warp.moments(moments)
 
     def logits(self, inputs: Tensor) -> Tensor:
-        mean, _, epistemic = self.process.predict(inputs)
+        mean, _, epistemic = self.process.predict(reduced(inputs, self.basis))
         noise = Key(0).normal((DRAWS, 1, mean.shape[1]), torch.float64, "cpu").to(mean)
         return mean + epistemic.sqrt() * (noise - noise.mean(0))
 
     def part(self) -> Part:
         tensors: dict[str, Tensor] = {}
-        return Part({"process": encode(self.process, tensors), "warp": encode(self.warp, tensors)}, tensors)
+        values = {"process": self.process, "warp": self.warp, "basis": self.basis}
+        return Part({name: encode(value, tensors, name) for name, value in values.items()}, tensors)
 
 
 def restored(part: Part, columns: int, outputs: int, where: str, name: str, device: torch.device) -> Fitted:
@@ -191,11 +197,11 @@ def restored(part: Part, columns: int, outputs: int, where: str, name: str, devi
             sizes = tuple(int(size) for size in hidden if isinstance(size, int))
             module = network(columns, sizes, outputs).to(device)
             return Network(sizes, posterior_of(Part(config, part.tensors, part.older), module, where, name))
-        case {"process": stored, "warp": warp, **others} if not others:
+        case {"process": _, "warp": _, "basis": _, **others} if not others:
             tensors = {key: tensor.to(device) for key, tensor in part.tensors.items()}
-            process, warped = decode(stored, tensors), decode(warp, tensors)
-            if isinstance(process, GaussianProcess) and isinstance(warped, Warp | None):
-                return Process(process, warped)
+            process, warp, basis = (decode(part.config[key], tensors) for key in ("process", "warp", "basis"))
+            if isinstance(process, GaussianProcess) and isinstance(warp, Warp | None):
+                return Process(process, warp, basis if isinstance(basis, Tensor) else None)
     raise BadFolder(f"Run folder {where}: part {name!r} holds no fit of a candidate. Save it again.")
 
 
@@ -271,13 +277,18 @@ class Processes(Candidate):
     def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
         targets = rows.real_targets.double()
         targets = targets if self.warp is None else self.warp.of(targets)
-        process = GaussianProcess.of(self.rough, rows.inputs, targets, rows.weights)
-        process = process.settled(plan.evidence_rows, plan.evaluations, key)
-        order = key.fold("kept").permutation(len(targets), "cpu").to(targets.device)
+        basis = principal(rows.inputs)
+        process = GaussianProcess.of(self.rough, reduced(rows.inputs, basis), targets, rows.weights)
+        settled = process.settled(plan.evidence_rows, plan.evaluations, key.fold(EVIDENCE))
         kept = torch.zeros_like(rows.weights, dtype=torch.bool)
-        kept[order[:MOST]] = True
-        fits: list[Fitted] = [Process(process.on(fold.train[kept[fold.train]]), self.warp) for fold in folds]
-        return fits, lambda: Process(process.on(kept), self.warp)
+        kept[some(len(targets), MOST, key.fold("kept")).to(kept.device)] = True
+        fits = list[Fitted]()
+        for fold in folds:
+            own = settled.on(fold.train[kept[fold.train]])
+            if plan.settled_by_fold:
+                own = process.on(fold.train).settled(plan.evidence_rows, plan.evaluations, key.fold(EVIDENCE))
+            fits.append(Process(own, self.warp, basis))
+        return fits, lambda: Process(settled.on(kept), self.warp, basis)
 
 
 def network(inputs: int, hidden: Sequence[int], outputs: int, key: Key | None = None) -> nn.Module:
@@ -329,17 +340,18 @@ def _shape(values: Tensor) -> tuple[float, float]:
 def planned(rows: int, columns: int, outputs: int, seconds: float) -> Plan:
     """The plan that a budget buys, from rows, columns, outputs and seconds alone."""
     share = max(0.05, min(4.0, seconds / 60.0))
-    folds, members, hidden, batch = 10 if rows < 1000 else 5, 2, (64, 64), 256
+    folds, members, hidden, batch = 10 if rows < 300 else 5, 2, (64, 64), 256
     weights = (columns + 1) * hidden[0] + (hidden[0] + 1) * hidden[1] + (hidden[1] + 1) * outputs
     step = STEP + 6.0 * members * batch * weights / SPEED
-    enough = 1000 if rows < 2000 else 2000 if rows < 20_000 else 4000
+    enough = 1500 if rows < 2000 else 2000 if rows < 20_000 else 4000
     steps = int(min(enough * max(1.0, share), NETWORKS * share / (folds * step)))
     effort = max(0.3, min(1.5, share**0.5))
     return Plan(
         folds=min(folds, max(2, rows)),
         scored=int(3000 * max(0.2, min(1.0, share))),
-        evidence_rows=int(500 * effort),
-        evaluations=int(60 * effort),
+        evidence_rows=int(400 * effort) if rows < FEW else int(600 * effort),
+        evaluations=int(40 * effort),
+        settled_by_fold=rows < FEW,
         hidden=hidden,
         members=members,
         steps=steps if steps >= 300 and rows >= 50 else 0,

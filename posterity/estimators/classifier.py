@@ -13,8 +13,10 @@ from posterity.errors import BadData, shown
 from posterity.estimators.encoding import as_labels
 from posterity.estimators.estimator import BayesianEstimator
 from posterity.likelihoods import Categorical, Likelihood
+from posterity.numerics.random import Key
 from posterity.options import option
-from posterity.predictive import Predictive
+from posterity.predictive import Conformal, ConformalSets, Predictive
+from posterity.predictive.conformal import Order
 
 
 @final
@@ -61,6 +63,13 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         """Return the logarithm of `predict_proba`."""
         return self._shaped(self.predict_distribution(X).probs.double().log(), X)
 
+    def predict_set(self, X: Any, level: float = 0.9) -> Any:
+        """Return which classes are in a set that contains the label with this probability, (N, C) of booleans.
+
+        It needs `conformal`, whose promise `guarantee` says.
+        """
+        return self._given(self._conformal().sets(self._fold_predictives(X), level), X)
+
     def sample(self, X: Any, n: int = 1) -> Any:
         """Draw n labels for each row, (n, N); `random_state` determines them."""
         return self._labels(self._draws(X, n), X)
@@ -103,6 +112,13 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
 
     def _units(self) -> dict[str, Any]:
         return {"classes": len(self.classes_)}
+
+    def _calibrated(self, predictives: list[Predictive], targets: list[Any], order: Order) -> Conformal:
+        known = all(np.isin(values, self.classes_).all() for values in targets)
+        if not known or any(pred.probs.shape[1] < len(self.classes_) for pred in predictives):
+            raise BadData("conformal needs rows of every class outside each fold. Give more rows, or fewer classes.")
+        labels = [torch.from_numpy(np.searchsorted(self.classes_, values)) for values in targets]
+        return ConformalSets.fit(predictives, labels, key=Key(self.seed_), order=order)
 
     def _in_units(self, pred: Predictive) -> Predictive:
         return pred

@@ -9,14 +9,15 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.estimators.gaussian_process import GaussianProcess, Moments
+from posterity.estimators.gaussian_process import GaussianProcess, Moments, minimised, principal, reduced
 from posterity.likelihoods.scaled import HALF_LOG_TWO_PI
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
 
 NARROWEST = 0.05  # least scale of a component of the noise, in units of the predicted scale
 ROUNDS = 60  # of EM for the shape
-EVIDENCE_ROWS, EVALUATIONS = 500, 40  # for the process of the log scale
+EVALUATIONS = 60  # of the search for a calibration
+LEAST = 0.01  # share of the median squared residual that is added to all, before their logarithm
 
 
 class Normals(NamedTuple):
@@ -38,8 +39,8 @@ class Pool:
     def of(cls, moments: Mapping[str, Moments], targets: Tensor, weights: Tensor) -> "Pool":
         """Minimise the squared error over all subsets of the candidates."""
         names = list(moments)
-        errors = torch.stack([(targets - moments[name].mean).flatten() for name in names])  # (K, n T)
-        shares = weights.repeat_interleave(targets.shape[1]) / weights.sum()
+        errors = torch.stack([(targets - moments[name].mean).flatten().double() for name in names])  # (K, n T)
+        shares = weights.double().repeat_interleave(targets.shape[1]) / weights.sum()
         products = (errors * shares) @ errors.T
         products = products + 1e-10 * products.diagonal().mean() * torch.eye(len(names)).to(products)
         best, least = {}, math.inf
@@ -73,6 +74,7 @@ class Scale:
 
     constant: Tensor | None = None  # (T,)
     process: GaussianProcess | None = None
+    basis: Tensor | None = None
 
     @classmethod
     def around(
@@ -81,31 +83,33 @@ class Scale:
         """Scales for these held-out rows, and their names; the own one where the mean is of several candidates."""
         residuals = targets - moments.mean
         shares = weights / weights.sum()
-        constant = (shares @ residuals.square()).sqrt().clamp_min(1e-6)
-        yield "a constant scale", cls(constant)
+        yield "a constant scale", cls((shares @ residuals.square()).sqrt().clamp_min(1e-6))
         if several:
             yield "their own scale", cls()
-        squares = residuals.square() / moments.variance
-        floor = squares.median() * 1e-2 + 1e-12
-        process = GaussianProcess.of(False, features(moments, inputs), (squares + floor).log(), weights)
-        process = replace(process, targets=(process.targets - process.targets.mean(0)) / 2.0)
-        yield "a fitted scale", cls(None, process.settled(EVIDENCE_ROWS, EVALUATIONS, Key(0).fold("scale")))
+        squares, basis = residuals.square() / moments.variance, principal(inputs)
+        logs = 0.5 * (squares + LEAST * squares.median() + 1e-12).log()
+        columns = features(moments, inputs, basis)
+        yield "a fitted scale", cls(None, GaussianProcess.of(False, columns, logs - logs.mean(0), weights), basis)
 
-    def without(self, rows: Tensor) -> "Scale":
-        """The scale fitted to the other rows."""
-        return self if self.process is None else replace(self, process=self.process.on(~rows))
+    def settled(self, rows: Tensor, most: int, evaluations: int) -> "Scale":
+        """The scale fitted to these rows alone."""
+        if self.process is None:
+            return self
+        return replace(self, process=self.process.on(rows).settled(most, evaluations, Key(0).fold("scale")))
 
     def at(self, moments: Moments, inputs: Tensor) -> Tensor:
         """The scale at inputs, (N, T)."""
         if self.constant is not None:
             return self.constant.expand(moments.mean.shape)
         own = moments.variance.sqrt()
-        return own if self.process is None else own * self.process.predict(features(moments, inputs)).mean.exp()
+        if self.process is None:
+            return own
+        return own * self.process.predict(features(moments, inputs, self.basis)).mean.exp()
 
 
-def features(moments: Moments, inputs: Tensor) -> Tensor:
-    """Inputs of the process of the log scale."""
-    return torch.cat([inputs.double(), moments.mean, 0.5 * moments.variance.log()], 1)
+def features(moments: Moments, inputs: Tensor, basis: Tensor | None) -> Tensor:
+    """Inputs of the process of the log scale: the columns, the means and the log of their own scales."""
+    return torch.cat([reduced(inputs, basis), moments.mean, 0.5 * moments.variance.log()], 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,8 +124,8 @@ class Shape:
     def of(cls, values: Tensor, weights: Tensor) -> "Shape":
         """Fit values (n,) by EM; fewer components for fewer rows."""
         size = 1 if len(values) < 100 else 2 if len(values) < 300 else 3
-        shares = weights / weights.sum()
-        spread = (shares @ values.square()).sqrt().clamp_min(1e-6)
+        shares = (weights / weights.sum()).to(values)
+        spread = (shares @ values.square()).sqrt().clamp_min(0.01)
         scales = spread * torch.logspace(-0.5, 0.5, size, base=2.0 if size < 3 else 4.0).to(values)
         scales = spread.reshape(1) if size == 1 else scales
         means, mixture = torch.zeros_like(scales), torch.full_like(scales, 1.0 / size)
@@ -163,17 +167,21 @@ class Density:
     shape: Shape | None = None
 
     def scored(
-        self, moments: Moments, inputs: Tensor, targets: Tensor, weights: Tensor, fold: Tensor
+        self, moments: Moments, inputs: Tensor, targets: Tensor, weights: Tensor, fold: Tensor, effort: tuple[int, int]
     ) -> tuple["Density", Tensor]:
-        """The density with its shape fitted, and the log densities of held-out targets, (n, T)."""
+        """The density with scale and shape fitted, and log densities (n, T) of targets that its scale has not seen.
+
+        `effort` is the number of rows and evaluations by which the scale is settled, for each fold by the others.
+        """
         scale = torch.empty_like(targets)
-        for number in range(int(fold.max()) + 1):
+        for number in sorted(set(fold.tolist())):
             rows = fold == number
             part = Moments(*(tensor[rows] for tensor in moments))
-            scale[rows] = self.scale.without(rows).at(part, inputs[rows])
+            scale[rows] = self.scale.settled(~rows, *effort).at(part, inputs[rows])
         values = (targets - moments.mean) / scale
         shape = Shape.of(values.flatten(), weights.repeat_interleave(targets.shape[1]))
-        return replace(self, shape=shape), shape.log_prob(values) - scale.log()
+        final = self.scale.settled(torch.ones_like(fold, dtype=torch.bool), *effort)
+        return replace(self, scale=final, shape=shape), shape.log_prob(values) - scale.log()
 
     def normals(self, moments: Moments, inputs: Tensor) -> Normals:
         """The mixture of normals at inputs."""
@@ -193,21 +201,14 @@ class Calibration:
     @classmethod
     def of(cls, logits: Tensor, labels: Tensor, weights: Tensor) -> "Calibration":
         """Maximise the held-out log probability under weak normal priors of log a and b."""
-        values = logits.new_zeros(logits.shape[-1] + 1).requires_grad_()
-        search = torch.optim.LBFGS([values], max_iter=50, line_search_fn="strong_wolfe")
 
-        def loss() -> Tensor:
-            search.zero_grad()
-            log_probs = _log_probs(logits, (3.0 * torch.tanh(values[0] / 3.0)).exp(), values[1:])
+        def loss(values: Tensor) -> Tensor:
+            log_probs = _log_probs(logits, _slope(values), values[1:])
             chosen = log_probs.gather(1, labels.unsqueeze(1)).squeeze(1)
-            negative = -(weights @ chosen) + 0.5 * values[0].square() / 4.0 + 0.5 * values[1:].square().sum()
-            negative.backward()
-            return negative
+            return -(weights @ chosen) + 0.5 * (values[0] / 2.0).square() + 0.5 * values[1:].square().sum()
 
-        with torch.enable_grad():
-            search.step(loss)
-        final = values.detach()
-        return cls(float((3.0 * torch.tanh(final[0] / 3.0)).exp()), final[1:])
+        found = minimised(loss, logits.new_zeros(logits.shape[-1] + 1), EVALUATIONS)
+        return cls(float(_slope(found)), found[1:])
 
     @classmethod
     def none(cls, classes: int, device: torch.device) -> "Calibration":
@@ -222,6 +223,11 @@ class Calibration:
         """The predictive, with its draws."""
         draws = (self.slope * logits + self.offsets).log_softmax(-1)
         return ClassPredictive.of_log_probs(draws, draws.dtype)
+
+
+def _slope(values: Tensor) -> Tensor:
+    """The factor a of the logits, within e^-3 and e^3."""
+    return (3.0 * torch.tanh(values[0] / 3.0)).exp()
 
 
 def _log_probs(logits: Tensor, slope: float | Tensor, offsets: Tensor) -> Tensor:

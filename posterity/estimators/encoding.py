@@ -14,6 +14,8 @@ from posterity.datasets.encodings import fit_input
 from posterity.datasets.table import Table
 from posterity.errors import BadData, shown
 
+checked: Any = check_array  # whose types can only be guessed from its defaults
+
 
 @dataclass(frozen=True)
 class Encoding:
@@ -101,18 +103,18 @@ def as_rows(X: Any) -> Any:
         return X
     if isinstance(X, Tensor):
         X = _array(X, "X")
-    return check_array(X, dtype=None, ensure_all_finite=False, input_name="X")
+    return checked(X, dtype=None, ensure_all_finite=False, input_name="X")
 
 
 def as_targets(y: Any) -> Any:
     """Return the targets of a regression, (N,) or (N, T) in float64; raises where they are no finite numbers."""
-    array = check_array(_array(y, "y"), dtype=None, ensure_2d=False, input_name="y", ensure_all_finite=False)
+    array = checked(_array(y, "y"), dtype=None, ensure_2d=False, input_name="y", ensure_all_finite=False)
     text = next((value for value in array.flat if isinstance(value, str)), None) if array.dtype.kind in "OU" else None
     if text is not None:
         raise BadData(
             f"y must hold numbers. Got {shown(str(text))}. Convert it, or use BayesianClassifier for classes."
         )
-    array = check_array(array, dtype=np.float64, ensure_2d=False, input_name="y")
+    array = checked(array, dtype=np.float64, ensure_2d=False, input_name="y")
     if array.ndim == 2 and not array.shape[1]:
         raise BadData(f"y must have a column for each target. Got shape {array.shape}.")
     return array
@@ -128,7 +130,7 @@ def as_labels(y: Any) -> Any:
     if missing:
         raise BadData(f"y must have a label in every row. Got none in row {missing[0]}: input contains NaN. Drop it.")
     if labels.dtype.kind == "f":
-        check_array(labels, ensure_2d=False, input_name="y")  # infinities
+        checked(labels, ensure_2d=False, input_name="y")  # infinities
     check_classification_targets(labels)
     return labels
 

@@ -3,14 +3,15 @@
 import copy
 import logging
 import os
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from itertools import islice
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor, nn
 
@@ -19,15 +20,18 @@ from posterity.estimators import folders
 from posterity.estimators.automatic import Stacked, fit_automatic
 from posterity.estimators.encoding import Encoding, as_rows, as_weights
 from posterity.inference import Method, infer
+from posterity.inference.folds import folds as folds_of
 from posterity.likelihoods import Likelihood
 from posterity.mixtures.checks import as_key
 from posterity.mixtures.estimator import given_as
 from posterity.model import Joint, Tempering
 from posterity.networks import MLP
-from posterity.options import check, option
+from posterity.numerics.random import Key
+from posterity.options import check, describe, option
 from posterity.posteriors import Posterior
 from posterity.posteriors.load import load
-from posterity.predictive import Predictive
+from posterity.predictive import Conformal, Predictive
+from posterity.predictive.conformal import Order
 from posterity.priors import Normal, Prior
 from posterity.recipes.choice import sufficient
 from posterity.recipes.methods import RECIPES
@@ -40,6 +44,8 @@ AUTO = "auto"
 HIDDEN = (50,)
 DEVICES = ("auto", "cpu", "cuda")
 LINEAR = ("conjugate", "ep")  # methods of linear models
+CONFORMAL = ("split", "cv+", "jackknife+")
+FOLDS = 5  # of cv+; split keeps one of as many for calibration
 
 
 class Decomposition(NamedTuple):
@@ -67,7 +73,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
     """What `BayesianRegressor` and `BayesianClassifier` share."""
 
     method: str | Method = option(
@@ -86,6 +92,12 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         (), help="Columns whose numbers are names of categories; those of arrays are called x1, x2, ..."
     )
     drop: Sequence[str] = option((), help="Columns to leave out.")
+    conformal: str | None = option(
+        None,
+        help="How intervals and sets of classes get their guarantee, by models that have not seen some of the rows:",
+        choices=CONFORMAL,
+        usual="none: intervals of the posterior",
+    )
     seconds: float = option(60.0, help="The budget of auto, from which its plan follows.", unit="S", check=positive)
     random_state: Any = option(
         None,
@@ -125,15 +137,28 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _in_units(self, pred: Predictive) -> Predictive:
         """The predictive in the units of the targets."""
 
+    @abstractmethod
+    def _calibrated(self, predictives: list[Predictive], targets: list[Any], order: Order) -> Conformal:
+        """Score the rows that each model has not seen."""
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None, times: Any = None) -> Self:
         """Fit to the rows of X, a frame, array or tensor, and their targets y.
 
-        A row of weight w counts w times, and not at all for w = 0. `groups` and `times` (N,) are for `auto`, whose
-        folds then hold whole groups, or come in time order.
+        A row of weight w counts w times, and not at all for w = 0; for `conformal` all others count once. `groups` and
+        `times` (N,) are for the folds of `auto` and `conformal`, which then hold whole groups, or come in time order.
         """
         self._check_settings(groups, times)
+        for name in self._fitted():  # a fit that fails leaves nothing of the last one
+            delattr(self, name)
+        self.seed_ = as_key(self.random_state).seed
         rows, targets = self._read(X, y, reset=True)
-        encoded, weights = self._settle(targets, as_weights(sample_weight, len(targets)))
+        weights, given = as_weights(sample_weight, len(targets)), {"groups": groups, "times": times}
+        if self.conformal is None:
+            return self._fit(rows, targets, weights, given)
+        return self._fit_conformal(X, y, targets, weights, given)
+
+    def _fit(self, rows: Any, targets: Any, weights: Any, given: dict[str, Any]) -> Self:
+        encoded, weights = self._settle(targets, weights)
         kept = weights > 0
         if int(kept.sum()) < 2:
             raise BadData(f"{type(self).__name__} needs at least 2 rows of positive weight. Got 1 sample.")
@@ -144,13 +169,60 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         chosen = Rows(inputs[index], encoded[index], torch.from_numpy(weights[kept]))
         with threads(len(inputs) * inputs.shape[1] * HIDDEN[0], self._threads()):
             if self.method == AUTO:
-                parts = {"groups": groups, "times": times}
-                given = {name: None if value is None else np.asarray(value)[kept] for name, value in parts.items()}
-                self.posterior_: Posterior | Stacked = self._by_auto(chosen, notes, given)
+                by = {name: None if value is None else np.asarray(value)[kept] for name, value in given.items()}
+                self.posterior_: Posterior | Stacked = self._by_auto(chosen, notes, by)
             else:
                 self.posterior_ = self._by_method(chosen, notes)
         self.notes_ = tuple(notes)
+        for note in notes:
+            logger.info("%s: %s", type(self).__name__, note)
         return self
+
+    def _fit_conformal(self, X: Any, y: Any, targets: Any, weights: Any, given: dict[str, Any]) -> Self:
+        """Fit to all rows and to all but those of each fold (split: to all but those of one), and score these."""
+        used = np.flatnonzero(weights > 0)
+        by = {name: None if value is None else np.asarray(value)[used] for name, value in given.items()}
+        labels = targets[used] if self._task() == "classification" and by["groups"] is None else None
+        count = len(used) if self.conformal == "jackknife+" else min(FOLDS, len(used))
+        parts = folds_of(len(used), count, labels=labels, seed=self.seed_, **by)
+        models: list[Self] = []
+        for part in parts[-1:] if self.conformal == "split" else parts:
+            seen = np.zeros_like(weights)
+            seen[used[part.train.numpy()]] = weights[used[part.train.numpy()]]
+            model: Any = clone(self)
+            model.set_params(conformal=None, random_state=self.seed_)
+            models.append(model.fit(X, y, sample_weight=seen, **(given if self.method == AUTO else {})))
+        if self.conformal == "split":
+            (only,) = models
+            for name in only._fitted():
+                setattr(self, name, getattr(only, name))
+        else:
+            self._fit(as_rows(X), targets, weights, given)
+            self.fold_models_ = models
+        tests = [used[part.test.numpy()] for part in (parts[-1:] if self.conformal == "split" else parts)]
+        predictives = [
+            model.predict_distribution(X).rows(torch.from_numpy(test))
+            for model, test in zip(models, tests, strict=True)
+        ]
+        order: Order = "group" if by["groups"] is not None else "time" if by["times"] is not None else "random"
+        self.conformal_ = self._calibrated(predictives, [targets[test] for test in tests], order)
+        return self
+
+    def guarantee(self, level: float = 0.9) -> str:
+        """Return what `conformal` promises of intervals or sets of this level, in a sentence."""
+        sentence: str = self._conformal().guarantee(level)
+        return sentence
+
+    def _conformal(self) -> Any:
+        check_is_fitted(self)
+        if not hasattr(self, "conformal_"):
+            words = ", ".join(CONFORMAL)
+            raise ValueError(f"{type(self).__name__} was fitted without a guarantee. Fit it with conformal= {words}.")
+        return self.conformal_
+
+    def _fold_predictives(self, X: Any) -> list[Predictive]:
+        """The predictives of X by the models that scored the calibration rows."""
+        return [model.predict_distribution(X) for model in getattr(self, "fold_models_", (self,))]
 
     def predict_distribution(self, X: Any) -> Predictive:
         """Return the distribution of the target of each row of X, in its own units."""
@@ -160,9 +232,10 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         inputs = self.encoding_.transform(rows, notes)
         for note in notes:
             logger.warning("%s: %s", type(self).__name__, note)
-        joint = getattr(self.posterior_, "joint", None)
-        if isinstance(joint, Joint):
-            inputs = inputs.to(joint.device, joint.dtype)
+        if isinstance(self.posterior_, Stacked):
+            inputs = inputs.to(self._device())
+        else:
+            inputs = inputs.to(self.posterior_.joint.device, self.posterior_.joint.dtype)
         with threads(len(inputs) * inputs.shape[1] * HIDDEN[0], self._threads()):
             return self._in_units(self.posterior_.predict(inputs))
 
@@ -177,21 +250,34 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         A network of your own is not stored, only its weights: pass it again to `load`.
         """
         check_is_fitted(self)
-        parameters = {**self.get_params(deep=False), "random_state": self._seed}
-        del parameters["network"]
-        fitted = {name: value for name, value in vars(self).items() if name.endswith("_") and name != "posterior_"}
+        parameters = {**self.get_params(deep=False), "random_state": self.seed_}
+        del parameters["network"], parameters["device"]
+        fitted = {name: getattr(self, name) for name in self._fitted() if name not in ("posterior_", "fold_models_")}
+        for path_of, model in zip(folders.folds(path, new=True), getattr(self, "fold_models_", ()), strict=False):
+            model.save(path_of)
         folders.save(path, type(self).__name__, parameters, fitted, self.posterior_)
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], network: nn.Module | Callable[[int, int], nn.Module] | None = None
+        cls,
+        path: str | os.PathLike[str],
+        network: nn.Module | Callable[[int, int], nn.Module] | None = None,
+        device: str = "auto",
     ) -> Self:
         """Read the estimator that `save` has written; `network` is its network, where that was one of your own."""
         parameters, fitted = folders.read(path, cls.__name__)
-        estimator = cls(network=network, **parameters)
+        known = [name for name in describe(cls) if name not in ("network", "device")]
+        for name in parameters:
+            if name not in known:
+                raise BadFolder(f"{os.fspath(path)!r}: {unknown('parameter', name, known)} Upgrade posterity.")
+        estimator = cls(network=network, device=device, **parameters)
         for name, value in fitted.items():
             setattr(estimator, name, value)
         estimator.posterior_ = estimator._stored(path)
+        count = estimator.conformal_.num_folds if estimator.conformal is not None else 1
+        if count > 1:
+            paths = islice(folders.folds(path), count)
+            estimator.fold_models_ = [cls.load(path_of, network, device) for path_of in paths]
         return estimator
 
     def _stored(self, path: str | os.PathLike[str]) -> Posterior | Stacked:
@@ -199,7 +285,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if (config := folders.network(path)) is None and self.method == AUTO:
             return Stacked.load(path, device)
         if self.network is not None:
-            module = _made(self.network, len(self.encoding_.features), self._outputs(), self._seed, device)
+            module = _made(self.network, len(self.encoding_.features), self._outputs(), self.seed_, device)
         elif config is not None:
             module = MLP(**config).to(device)
         else:
@@ -208,7 +294,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def _draws(self, X: Any, n: int) -> Tensor:
         positive_whole("sample: n", n)
-        return self.predict_distribution(X).sample(n, as_key(self.random_state).fold("sample"))
+        return self.predict_distribution(X).sample(n, Key(self.seed_).fold("sample"))
 
     def _given(self, values: Tensor, X: Any) -> Any:
         """Values as arrays in float64, or as tensors where X is a tensor."""
@@ -241,8 +327,8 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if method == AUTO and (network is not None or self.prior is not None):
             given = "network" if network is not None else "prior"
             raise ValueError(f"{name}: auto chooses its own networks and priors. Leave {given} out, or name a method.")
-        if method != AUTO and (groups is not None or times is not None):
-            raise ValueError(f"{name}: groups and times are for the folds of auto. Leave them out, or use auto.")
+        if method != AUTO and self.conformal is None and (groups is not None or times is not None):
+            raise ValueError(f"{name}: groups and times are for folds of auto or conformal. Leave them out.")
         if network is not None and not callable(network):
             raise TypeError(
                 f"{name}.network must be a module or a function of (inputs, outputs). Got {shown(network)}."
@@ -278,9 +364,9 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             raise ValueError(f"{type(self).__name__}: torch sees no CUDA device. Use device='cpu' or 'auto'.")
         return torch.device("cuda" if wanted == "cuda" else "cpu")
 
-    @property
-    def _seed(self) -> int:
-        return as_key(self.random_state).seed
+    def _fitted(self) -> list[str]:
+        """The names of the attributes that a fit has set."""
+        return [name for name in vars(self) if name.endswith("_") and not name.startswith("_")]
 
     def _by_auto(self, rows: Rows, notes: list[str], given: dict[str, Any]) -> Stacked:
         fitted = fit_automatic(
@@ -289,7 +375,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             self._task(),
             weights=rows.weights,
             seconds=self.seconds,
-            seed=self._seed,
+            seed=self.seed_,
             device=self._device(),
             **self._units(),
             **given,
@@ -299,7 +385,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def _by_method(self, rows: Rows, notes: list[str]) -> Posterior:
         """Run the stages of the method; notes which network was chosen."""
-        method, seed = self.method, self._seed
+        method, seed = self.method, self.seed_
         recipe = next(
             (row for row in RECIPES.values() if method == row.word or type(method).__name__ == row.label), None
         )

@@ -1,6 +1,10 @@
 """Run folders of estimators: parameters and encodings as JSON beside the posterior, without pickle."""
 
 import os
+import shutil
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +43,14 @@ def save(
     if isinstance(joint, Joint) and isinstance(joint.network.module, MLP):
         config["network"] = joint.network.module.config
     folder.commit({**posterior.parts(), "estimator": own}, drop=["stacked", "fit-*"])
+
+
+def folds(path: str | os.PathLike[str], *, new: bool = False) -> Iterator[Path]:
+    """Yield the run folders of fold models, in order; with `new` those of an earlier estimator are removed."""
+    folder = Path(path) / "folds"
+    if new:
+        shutil.rmtree(folder, ignore_errors=True)
+    return (folder / str(number) for number in count())
 
 
 def read(path: str | os.PathLike[str], name: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,7 +1,9 @@
 """Regression by a Gaussian process, the limit of a wide Bayesian network, for tables."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,9 +12,11 @@ from torch import Tensor
 from posterity.numerics.random import Key
 
 JITTER = 1e-6  # added to the noise variance, in squared units of the standardised target
-WIDTH = 1.5  # standard deviation of the prior of a log length scale, around log sqrt(columns)
+WIDTH = 0.7  # standard deviation of log length scales around their mean, in their prior
+LEVEL = 1.5  # and of this mean around log sqrt(columns)
 NOISE = (-2.0, 3.0)  # mean and standard deviation of the prior of the log noise scale
 FURTHEST = 5.0  # that the log of a hyper-parameter moves from its start
+WIDEST, PRINCIPAL_ROWS = 64, 2000  # most columns, else principal components of so many rows
 CELLS = 1 << 22  # entries of a block of kernel values
 
 
@@ -22,6 +26,46 @@ class Moments(NamedTuple):
     mean: Tensor
     variance: Tensor
     epistemic: Tensor
+
+
+def some(count: int, most: int, key: Key) -> Tensor:
+    """At most `most` of the row numbers below `count`, drawn by the key, on the CPU."""
+    return key.permutation(count, "cpu")[:most]
+
+
+def minimised(loss: Callable[[Tensor], Tensor], start: Tensor, evaluations: int) -> Tensor:
+    """Minimise a smooth function of a vector by torch's L-BFGS, from `start`."""
+    values = start.clone().requires_grad_()
+    search = torch.optim.LBFGS(
+        [values], max_iter=evaluations, max_eval=evaluations, history_size=20, line_search_fn="strong_wolfe",
+        tolerance_grad=1e-3, tolerance_change=1e-6,
+    )  # fmt: skip
+
+    def evaluated() -> Tensor:
+        search.zero_grad()
+        value = loss(values)
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    with torch.enable_grad():
+        search.step(evaluated)  # type: ignore[no-untyped-call]
+    return values.detach()
+
+
+def principal(inputs: Tensor) -> Tensor | None:
+    """The first 64 principal components (D, 64), as columns of mean square 1; None where there are no more columns."""
+    if inputs.shape[1] <= WIDEST:
+        return None
+    rows = inputs[:: 1 + len(inputs) // PRINCIPAL_ROWS].double()
+    _, values, directions = torch.linalg.svd(rows, full_matrices=False)
+    values, directions = values[:WIDEST], directions[:WIDEST]
+    basis: Tensor = directions.T / (values.square().sum() / (len(rows) * len(values))).sqrt().clamp_min(1e-12)
+    return basis
+
+
+def reduced(inputs: Tensor, basis: Tensor | None) -> Tensor:
+    """The inputs of a Gaussian process, in float64."""
+    return inputs.double() if basis is None else inputs.double() @ basis
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,29 +109,20 @@ class GaussianProcess:
 
     def settled(self, most: int, evaluations: int, key: Key) -> "GaussianProcess":
         """Choose the hyper-parameters by the evidence of at most `most` rows."""
-        rows = key.permutation(len(self.inputs), "cpu")[:most].to(self.inputs.device)
+        rows = some(len(self.inputs), most, key).to(self.inputs.device)
         sample, columns = self.on(rows), self.inputs.shape[1]
-        moved = torch.zeros_like(self.values).requires_grad_()
-        search = torch.optim.LBFGS(
-            [moved], max_iter=evaluations, max_eval=evaluations, history_size=20, line_search_fn="strong_wolfe",
-            tolerance_grad=1e-3, tolerance_change=1e-6,
-        )  # fmt: skip
 
-        def loss() -> Tensor:
-            search.zero_grad()
+        def loss(moved: Tensor) -> Tensor:
             values = self._bounded(moved)
             now = replace(sample, values=values)
             factor, solved = now._solved(sample.inputs, sample.targets, sample.weights)
             evidence = -0.5 * (sample.targets * solved).sum() - factor.diagonal().log().sum() * self.targets.shape[1]
-            away = (values[:columns] - self.values[:columns]) / WIDTH
-            prior = -0.5 * away.square().sum() - 0.5 * ((values[columns + 2] - NOISE[0]) / NOISE[1]).square()
-            negative = -(evidence + prior)
-            negative.backward()
-            return negative
+            away, level = values[:columns] - values[:columns].mean(), values[:columns].mean() - self.values[0]
+            prior = -0.5 * ((away / WIDTH).square().sum() + (level / LEVEL).square())
+            prior = prior - 0.5 * ((values[columns + 2] - NOISE[0]) / NOISE[1]).square()
+            return -(evidence + prior)
 
-        with torch.enable_grad():
-            search.step(loss)
-        final = self._bounded(moved.detach())
+        final = self._bounded(minimised(loss, torch.zeros_like(self.values), evaluations))
         return replace(self, values=final) if bool(torch.isfinite(final).all()) else self
 
     def _bounded(self, moved: Tensor) -> Tensor:
@@ -97,14 +132,16 @@ class GaussianProcess:
     def predict(self, inputs: Tensor) -> Moments:
         """Moments of the targets at the inputs."""
         inputs = inputs.double()
-        if len(self.inputs) <= self.exact:
-            return self._exactly(inputs)
         chunk = max(1, CELLS // max(len(self.inputs), self.neighbours**2))
-        parts = [self._nearby(inputs[low : low + chunk]) for low in range(0, len(inputs), chunk)]
+        if len(self.inputs) > self.exact:
+            predict = self._nearby
+        else:
+            solved = self._solved(self.inputs, self.targets, self.weights)
+            predict = partial(self._exactly, *solved)
+        parts = [predict(inputs[low : low + chunk]) for low in range(0, len(inputs), chunk)]
         return Moments(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
-    def _exactly(self, inputs: Tensor) -> Moments:
-        factor, solved = self._solved(self.inputs, self.targets, self.weights)
+    def _exactly(self, factor: Tensor, solved: Tensor, inputs: Tensor) -> Moments:
         cross = self._kernel(inputs, self.inputs)
         half = torch.linalg.solve_triangular(factor, cross.mT, upper=False)
         return self._moments(cross @ solved, self._prior_variance(inputs) - half.square().sum(0))
@@ -129,13 +166,14 @@ class GaussianProcess:
 
     def _solved(self, inputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Cholesky factor of the covariance of the targets, and its inverse times them."""
-        factor = torch.linalg.cholesky(self._kernel(inputs, inputs) + torch.diag_embed(self._noise / weights))
+        factor: Tensor = torch.linalg.cholesky(self._kernel(inputs, inputs) + torch.diag_embed(self._noise / weights))
         return factor, torch.cholesky_solve(targets, factor)
 
     def _prior_variance(self, inputs: Tensor) -> Tensor:
         columns = inputs.shape[1]
         spread, slope = (2.0 * self.values[columns : columns + 2]).exp()
-        return 1.0 + spread + slope * inputs.square().sum(1)
+        variance: Tensor = 1.0 + spread + slope * inputs.square().sum(1)
+        return variance
 
     def _kernel(self, first: Tensor, second: Tensor) -> Tensor:
         columns = first.shape[-1]
@@ -148,4 +186,5 @@ class GaussianProcess:
         else:
             power = self.values[columns + 3].exp()
             shape = (-power * torch.log1p(squares / (2.0 * power))).exp()
-        return 1.0 + slope * (first @ second.mT) + spread * shape
+        kernel: Tensor = 1.0 + slope * (first @ second.mT) + spread * shape
+        return kernel

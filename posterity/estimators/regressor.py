@@ -14,7 +14,8 @@ from posterity.estimators.encoding import as_targets, moments
 from posterity.estimators.estimator import AUTO, BayesianEstimator
 from posterity.likelihoods import Gaussian, Heteroscedastic, Likelihood, Poisson, StudentT
 from posterity.options import option
-from posterity.predictive import AffinePredictive, Predictive
+from posterity.predictive import AffinePredictive, Conformal, ConformalIntervals, Predictive
+from posterity.predictive.conformal import Order
 
 LIKELIHOODS = ("gaussian", "student-t", "poisson", "heteroscedastic")
 DEGREES = 4.0  # of freedom of student-t
@@ -33,8 +34,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
     standardised: a `Likelihood` that is given is about y as it comes. "student-t" has 4 degrees of freedom,
     "heteroscedastic" makes the noise an output of the network, "poisson" is for counts, with the log rate as output.
 
-    **Limit**: as the method. `auto` has Gaussian-like likelihoods of its own. Columns with one value are left out, so
-    are texts of more than 50 different values refused.
+    **Limit**: as the method; `auto` chooses its own noise. Columns with one value are left out. Texts with more than 50
+    different values are refused.
 
     **Cost**: as the method; `auto` about `seconds`.
 
@@ -59,8 +60,14 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         return (mean, self._shaped(pred.std, X)) if return_std else mean
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Any, Any]:
-        """Return lower and upper ends of the central interval that contains the target with this probability."""
-        lower, upper = self.predict_distribution(X).interval(level)
+        """Return lower and upper ends of an interval that contains the target with this probability.
+
+        It is the central one of the posterior, or with `conformal` one with a guarantee, which `guarantee` says.
+        """
+        if self.conformal is None:
+            lower, upper = self.predict_distribution(X).interval(level)
+        else:
+            lower, upper = self._conformal().interval(self._fold_predictives(X), level)
         return self._shaped(lower, X), self._shaped(upper, X)
 
     def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Any:
@@ -128,6 +135,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
             return pred
         mean, scale = (torch.tensor(value, dtype=torch.float64) for value in (self.target_mean_, self.target_scale_))
         return AffinePredictive(pred, mean, scale)
+
+    def _calibrated(self, predictives: list[Predictive], targets: list[Any], order: Order) -> Conformal:
+        return ConformalIntervals.fit(predictives, [torch.from_numpy(values) for values in targets], order=order)
 
     def _flat(self, values: Tensor) -> Tensor:
         return values.flatten(1)[:, 0] if self.flat_targets_ else values

@@ -192,7 +192,8 @@ class _Point(NamedTuple):
 
     def moved(self, step: "_Point", size: float) -> "_Point":
         """The point after a part of the step, on the simplex."""
-        weights, duals, slack, multiplier = (value + size * change for value, change in zip(self, step, strict=True))
+        weights, duals = self.weights + size * step.weights, self.duals + size * step.duals
+        slack, multiplier = self.slack + size * step.slack, self.multiplier + size * step.multiplier
         return _Point(weights / weights.sum(), duals, slack, multiplier)
 
     @property

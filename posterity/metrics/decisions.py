@@ -140,8 +140,9 @@ def risk_coverage(pred: Predictive, y: Tensor) -> RiskCoverage:
         sure = -pred.std.double().reshape(len(pred), -1).mean(1)
         losses = (targets - pred.mean).double().square().reshape(len(pred), -1).mean(1)
     ordered, order = (-sure.cpu()).sort(stable=True)
-    _, group, counts = ordered.unique_consecutive(return_inverse=True, return_counts=True)
-    shared = torch.zeros(len(counts), dtype=torch.float64, device="cpu").index_add_(0, group, losses.cpu()[order])
+    group = torch.searchsorted(ordered, ordered)  # the first row that is equally sure
+    counts = torch.bincount(group)
+    shared = torch.bincount(group, losses.cpu()[order]) / counts
     answered = torch.arange(1, len(order) + 1, dtype=torch.float64, device="cpu")
-    risk = (shared / counts)[group].cumsum(0) / answered
+    risk = shared[group].cumsum(0) / answered
     return RiskCoverage(answered / len(order), risk if pred.classifies else risk.sqrt())

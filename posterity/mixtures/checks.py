@@ -182,7 +182,7 @@ def _numbers(value: object, name: str) -> Tensor:
         # Columns of different or nullable dtypes make an array of objects; missing numbers become NaN.
         if array.dtype.kind == "O" and all(getattr(dtype, "kind", "O") in "fiub" for dtype in frame.dtypes):
             array = frame.to_numpy(dtype=np.float64, na_value=np.nan)
-        return as_tensor(array, name)
+        value = array
     if isinstance(value, (list, tuple)):
         try:
             value = np.asarray(value)

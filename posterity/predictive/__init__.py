@@ -21,6 +21,7 @@ from posterity.predictive.gaussian import GaussianPredictive, moment_matched
 from posterity.predictive.information import label_information
 from posterity.predictive.integrator import Integrator, MonteCarlo
 from posterity.predictive.mixture import MixturePredictive, mixed
+from posterity.predictive.normals import NormalsPredictive
 from posterity.predictive.predictive import Predictive
 from posterity.predictive.probit import LaplaceBridge, Probit, ProbitPhi, laplace_bridge, probit_kappa
 from posterity.predictive.quadrature import probit_phi, sigmoid_gaussian, softmax_gaussian
@@ -41,6 +42,7 @@ __all__ = [
     "LaplaceBridge",
     "MixturePredictive",
     "MonteCarlo",
+    "NormalsPredictive",
     "Predictive",
     "Probit",
     "ProbitPhi",

@@ -97,7 +97,7 @@ class Conformal(ABC):
         count = len(self.scores) if self.scores.dim() else 0
         if not count or not bool((self.scores >= 0).all()):
             raise ValueError(f"{type(self).__name__}.scores must be numbers from 0 up. Got {shown(self.scores)}.")
-        used = self.fold.unique().tolist()
+        used = sorted(set(self.fold.flatten().tolist()))
         if self.fold.shape != (count,) or self.fold.is_floating_point() or used != list(range(len(used))):
             raise ValueError(
                 f"{type(self).__name__}.fold must number the model of each of {count} rows, from 0. "
@@ -250,8 +250,8 @@ class ConformalIntervals(Conformal):
         spreads = [_finite(self.score.spread(pred)) for pred in self._models(predictives)]
         centre, below, above = (torch.stack(parts) for parts in zip(*spreads, strict=True))  # (K, N, *event)
         if self._few(level):
-            ends = torch.full_like(centre[0], math.inf)
-            return -ends, ends
+            whole = torch.full_like(centre[0], math.inf)
+            return -whole, whole
         rank = self.rank(level)
         if self.num_folds == 1:
             factor = self.scores.kthvalue(rank, dim=0).values.to(centre)  # (*event)
@@ -322,7 +322,7 @@ class ConformalSets(Conformal):
         _check_penalty(penalty, free)
         models, ys = _paired("ConformalSets.fit", predictives, labels, classifies=True)
         uniform = (key or Key(0)).fold("calibration").uniform((sum(map(len, models)),), torch.float64, "cpu")
-        parts = zip(models, ys, uniform.split([len(pred) for pred in models]), strict=True)
+        parts = zip(models, ys, torch.split(uniform, [len(pred) for pred in models]), strict=True)
         scores = [
             _class_scores(pred.probs, u, penalty, free).gather(1, pred.check(y).cpu().unsqueeze(1)).squeeze(1)
             for pred, y, u in parts

@@ -9,6 +9,7 @@ from torch import Tensor
 from posterity.errors import shown
 from posterity.likelihoods.scaled import HALF_LOG_TWO_PI
 from posterity.numerics.random import Key
+from posterity.predictive.mixture import checked_weights
 from posterity.predictive.predictive import (
     UNSHARED,
     Predictive,
@@ -55,7 +56,8 @@ class NormalsPredictive(Predictive):
             )
         if not bool((scales > 0).all()):
             raise ValueError(f"NormalsPredictive.scales must be positive. Got {shown(scales)}.")
-        self._means, self._scales, self._weights, self._given = means, scales, weights.to(means), epistemic
+        self._means, self._scales, self._given = means, scales, epistemic
+        self._weights = checked_weights("NormalsPredictive.weights", weights, len(means)).to(means.device)
 
     @property
     def mean(self) -> Tensor:
@@ -77,7 +79,9 @@ class NormalsPredictive(Predictive):
         return aligned(y, self._means[0])
 
     def log_prob(self, y: Tensor) -> Tensor:
-        return (self._each(y) + self._spread(self._weights.log())).logsumexp(0).flatten(1).sum(1)
+        each = self._each(y)
+        shares = self._weights.log().to(each.dtype).reshape(-1, *(1,) * (each.dim() - 1))
+        return (each + shares).logsumexp(0).flatten(1).sum(1)
 
     def expected_log_prob(self, y: Tensor) -> Tensor:
         return self._average(self._each(y)).flatten(1).sum(1)
@@ -112,11 +116,8 @@ class NormalsPredictive(Predictive):
         away = (self.check(y) - self._means) / self._scales
         return -0.5 * away.square() - self._scales.log() - HALF_LOG_TWO_PI
 
-    def _spread(self, weights: Tensor) -> Tensor:
-        return weights.reshape(-1, *(1,) * (self._means.dim() - 1))
-
     def _average(self, values: Tensor) -> Tensor:
-        return (self._spread(self._weights.to(values)) * values).sum(0)
+        return torch.einsum("s,s...->...", self._weights.to(values.dtype), values)
 
     def _joined(self, parts: Sequence["NormalsPredictive"]) -> "NormalsPredictive":
         if any(not torch.equal(part._weights, self._weights) for part in parts):

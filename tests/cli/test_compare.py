@@ -313,6 +313,6 @@ def test_a_report_of_one_method_marks_the_best_of_it_and_the_baselines(run, tmp_
     text = path.read_text(encoding="utf-8")
     assert "<h1>MAP on line</h1>" in text
     linear = next(row for row in json.loads(result.out)["baselines"] if row["baseline"] == "linear")
-    assert linear["best"] == ["test_nll", "rmse"]
+    assert linear["best"] == ["test_nll", "rmse", "r2", "coverage"]
     assert f'<td class="best">{linear["rmse"]:.4f}<' in text
     assert escape(json.loads(result.out)["verdict"]["sentence"]) in text

@@ -10,7 +10,6 @@ import torch
 from sklearn import metrics as reference
 
 from posterity.cli.frame.columns import LEVEL, scores_and_intervals
-from posterity.cli.frame.options import Settings
 from posterity.cli.frame.sources import Source, row_hashes
 from posterity.cli.frame.tasks import training_rows
 from posterity.cli.main import main
@@ -18,6 +17,7 @@ from posterity.datasets import DataSet, LabelledData
 from posterity.metrics import coverage, interval_width
 from posterity.numerics.random import Key
 from posterity.predictive import ClassPredictive, GaussianPredictive
+from posterity.recipes.settings import Settings
 from posterity.storage import RunFolder
 
 TINY = ("--hidden", "6", "--steps", "40", "--prior-scale", "1", "--device", "cpu")

@@ -5,6 +5,7 @@ import io
 import json
 import math
 
+import pandas as pd
 import pytest
 import torch
 
@@ -325,3 +326,37 @@ def test_labels_come_back_as_the_file_writes_them(run, tmp_path):
         result = run("evaluate", folder, *words)
         assert result.code == 0
         assert "written otherwise" not in result.err
+
+
+def test_files_in_other_forms_are_read_alike(run, prices, tmp_path):
+    words = ("--target", "price", "--drop", "id", "--method", "map", "--noise", "30", *TINY)
+    frame = pd.read_csv(prices)
+    frame.to_parquet(tmp_path / "prices.parquet", index=False)
+    frame.to_csv(tmp_path / "prices.csv.gz", index=False)
+    assert run("fit", tmp_path / "prices.parquet", *words, "--out", tmp_path / "run").code == 0
+    plain, packed = (
+        run("predict", tmp_path / "run", "--data", tmp_path / name) for name in ("prices.csv", "prices.csv.gz")
+    )
+    assert (plain.code, packed.code) == (0, 0)
+    assert [row["mean"] for row in table(plain.out)] == [row["mean"] for row in table(packed.out)]
+    own = table(run("predict", tmp_path / "run").out)
+    assert len(own) == 12
+    assert {float(row["price"]) for row in own} <= set(frame["price"])
+    assert run("evaluate", tmp_path / "run", "--data", tmp_path / "prices.parquet").code == 0
+
+
+def test_marks_of_numbers_and_dates_are_kept_for_the_next_file(run, tmp_path):
+    rows = [f"{1 + i % 12}/{1 + i % 9}/2020;1.{i:03d},5;{i * 7 % 5}.000" for i in range(40)]
+    (tmp_path / "rows.csv").write_text("\n".join(["day;a;y", *rows]) + "\n")
+    words = ("--target", "y", "--task", "regression", "--noise", "1", *TINY, "--out", tmp_path / "run")
+    result = run("fit", tmp_path / "rows.csv", *words)
+    assert result.code == 3
+    assert "2 columns cannot be used" in result.err
+    assert "--dates" in result.err
+    result = run("fit", tmp_path / "rows.csv", *words, "--thousands", ".", "--dates", "month-first")
+    assert result.code == 0
+    assert "'day' has dates: inputs are its month, weekday, days" in result.err
+    (tmp_path / "new.csv").write_text("day;a\n1/2/2020;1.234,5\n")
+    assert run("predict", tmp_path / "run", "--data", tmp_path / "new.csv").code == 0
+    assert run("fit", tmp_path / "rows.csv", *words, "--thousands", ";").code == 2
+    assert run("fit", tmp_path / "rows.csv", *words, "--dates", "years").code == 2

@@ -12,7 +12,6 @@ from typer.main import get_command
 import posterity as po
 from posterity import methods
 from posterity.cli import verbs
-from posterity.cli.frame import methods as words
 from posterity.cli.frame import options
 from posterity.cli.main import EXAMPLES, app
 from posterity.cli.verbs.compare import Files
@@ -20,6 +19,7 @@ from posterity.cli.verbs.fit import RunOptions
 from posterity.inference import Method
 from posterity.networks.mlp import ACTIVATIONS
 from posterity.options import describe, flag
+from posterity.recipes import methods as words
 from posterity.recipes.methods import RECIPES
 from posterity.recipes.settings import Settings
 
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.cpu
 WITHOUT_A_WORD = {methods.ExpectationMaximization}  # latent variables of a density, which no network has
 GROUPS = (
     Settings,
-    words.MethodOption,
-    words.MethodsOption,
+    options.MethodOption,
+    options.MethodsOption,
     options.ReadingOptions,
     options.TableOptions,
     RunOptions,

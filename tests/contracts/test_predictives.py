@@ -20,6 +20,7 @@ from posterity.predictive import (
     GaussianPredictive,
     LaplaceBridge,
     MonteCarlo,
+    NormalsPredictive,
     Predictive,
     Probit,
     ProbitPhi,
@@ -187,6 +188,16 @@ def mixture_of_averaged_classes(rows: slice, dtype: torch.dtype) -> Predictive:
     return mixed([classes_draws(rows, dtype), classes_probit(rows, dtype)])
 
 
+def normals(rows: slice, dtype: torch.dtype) -> Predictive:
+    means, scales = (normal(label, 3, ROWS, 1)[:, rows].to(dtype) for label in ("means", "scales"))
+    return NormalsPredictive(means, (0.3 * scales).exp(), torch.tensor([0.2, 0.3, 0.5]), 0.1 * scales[0].square())
+
+
+def normals_two_outputs(rows: slice, dtype: torch.dtype) -> Predictive:
+    means, scales = (normal(label, 3, ROWS, 2)[:, rows].to(dtype) for label in ("means", "scales"))
+    return NormalsPredictive(means, (0.3 * scales).exp(), torch.tensor([0.2, 0.3, 0.5]), 0.1 * scales[0].square())
+
+
 def exponential(rows: slice, dtype: torch.dtype) -> Predictive:
     return ExponentialPredictive(gaussian_two_outputs(rows, dtype), shift=0.5, scale=0.3)
 
@@ -211,6 +222,7 @@ def affine_draws(rows: slice, dtype: torch.dtype) -> Predictive:
 SCALAR: list[Build] = [
     affine,
     affine_draws,
+    normals,
     mixture,
     gaussian,
     gaussian_without_event,
@@ -219,7 +231,14 @@ SCALAR: list[Build] = [
     draws_with_their_own_noise,
     noise_of_the_network,
 ]
-PLANAR: list[Build] = [mixture_two_outputs, affine_two_outputs, gaussian_two_outputs, gaussian_joint, draws_two_outputs]
+PLANAR: list[Build] = [
+    normals_two_outputs,
+    mixture_two_outputs,
+    affine_two_outputs,
+    gaussian_two_outputs,
+    gaussian_joint,
+    draws_two_outputs,
+]
 EXPONENTIAL: list[Build] = [exponential, exponential_draws]
 QUANTILES = [*SCALAR, *PLANAR, *EXPONENTIAL, long_tails, long_tails_with_their_own_noise, images]
 COUNTS: list[Build] = [counts, poisson, mixture_of_counts]
@@ -480,7 +499,8 @@ def test_rows_without_what_ties_them_have_no_joint_density(build: Build) -> None
 def test_normal_components_are_the_distribution(build: Build) -> None:
     pred = whole(build)
     if pred.normals is None:
-        assert build in (*COUNTS, *EXPONENTIAL, long_tails, long_tails_with_their_own_noise, mixture, affine)
+        weighted = (mixture, affine, normals, normals_two_outputs)
+        assert build in (*COUNTS, *EXPONENTIAL, long_tails, long_tails_with_their_own_noise, *weighted)
         return
     means, scales = pred.normals
     torch.testing.assert_close(means.mean(0), pred.mean)

@@ -133,7 +133,7 @@ def test_values_are_taken_as_typed():
             "table: row 1, column 'a': 'inf' is infinite. Correct it, or leave the column out (drop=",
         ),
         ([1, 2**53 + 1, 3], "row 1, column 'a': '9007199254740993' would lose digits"),
-        ([1, "x", 3], "row 1, column 'a': 'x' is text, where row 0 has the number '1'"),
+        ([1, "x", pd.NA], "row 1, column 'a': 'x' is text, where row 0 has the number '1'"),
         (["p", "q", "r"], "column 'a' is text: 3 different values in 3 fields, none repeated"),
         ([[1], [2], [3]], "column 'a' has values of type list<"),
         ([datetime.timedelta(1), datetime.timedelta(2), None], "column 'a' has values of type duration"),
@@ -145,6 +145,27 @@ def test_values_that_cannot_be_used_are_named_by_row(values, said):
         as_table(pd.DataFrame({"a": pd.Series(values), "y": [0.5, 1.5, 2.5]}), "y")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int8, np.uint64, bool, object])
+def test_numbers_of_every_dtype_keep_their_values(dtype):
+    values = np.array([[0, 1], [1, 0], [1, 1]], dtype=dtype)
+    table = as_table(values, y=[0.5, 1.5, 2.5])
+    assert [table.column("x1").numbers(".").tolist(), table.column("x2").numbers(".").tolist()] == [
+        [0, 1, 1],
+        [1, 0, 1],
+    ]
+    assert torch.equal(
+        Preprocessing.fit(table).transform(table).inputs[:, 0],
+        Preprocessing.fit(as_table(values.astype(float), y=[0.5, 1.5, 2.5]))
+        .transform(as_table(values.astype(float)))
+        .inputs[:, 0],
+    )
+
+
+def test_bfloat16_tensors_and_gradients_are_taken():
+    rows = torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.bfloat16, requires_grad=True)
+    assert as_table(rows, y=torch.tensor([0.5, 1.5, 2.5])).column("x1").numbers(".").tolist() == [1, 2, 4]
 
 
 def test_several_targets_are_standardised_each():

@@ -267,6 +267,28 @@ def test_what_does_not_fit_is_refused_by_name(table, name):
     assert "\n" not in str(caught.value)
 
 
+def test_signs_must_be_those_of_the_training_rows(table):
+    found = Preprocessing.fit(table("share,paid,y\n5 %,$3,$1\n10 %,$2,$2.50\n20 %,$9,$7\n", "y"))
+    assert [(column.sign, column.fill) for column in found.inputs] == [("%", 0.1), ("$", 3.0)]
+    assert found.target.sign == "$"
+    same = found.transform(table("share,paid\n5%,$ 3\n", name="new.csv")).inputs
+    assert torch.equal(same, found.transform(table("share,paid\n5 %,3 $\n", name="new.csv")).inputs)
+    for text, words in {
+        "share,paid\n0.05,$3\n": "column 'share' has no sign with its numbers, where the training rows have '%'.",
+        "share,paid\n5 %,€3\n": "column 'paid' has '€' with its numbers, where the training rows have '$'.",
+        "share,paid\n5 %,$3\n5,$3\n": "line 2, column 'share': '5 %' has a percent or currency sign, and not every row",
+    }.items():
+        with pytest.raises(BadData) as caught:
+            found.transform(table(text, name="new.csv"))
+        assert words in str(caught.value)
+    plain = Preprocessing.fit(table("a,y\n1,0.5\n2,1.5\n", "y"))
+    with pytest.raises(BadData, match="column 'a' has '%' with its numbers, where the training rows have none"):
+        plain.transform(table("a,b\n5%,0\n", name="new.csv"))
+    tensors = {}
+    assert decode(encode(found, tensors), tensors) == found
+    assert not {"sign", "part", "order"} & encode(plain, {})["fields"]["inputs"]["tuple"][0]["fields"].keys()
+
+
 def test_a_decimal_comma_is_known_from_the_training_file(table):
     found = Preprocessing.fit(table("a;y\n1,5;0,5\n2,5;1\n3;2\n", "y"))
     assert found.decimal == ","

@@ -1,6 +1,7 @@
 """Tables: nasty files with their documented outcomes, tasks, and splits."""
 
 import contextlib
+import gzip
 import math
 import re
 import time
@@ -82,6 +83,7 @@ READ = {
     ),
     "semicolons": ("a;y\n1;0.5\n2;3\n", {}, {"a": [1, 2], "y": [0.5, 3]}, []),
     "tabs": ("a\ty\n1\t0.5\n2\t3\n", {}, {"a": [1, 2], "y": [0.5, 3]}, []),
+    "tabs inside quotes": ('c\ty\n"x\t"\t0.5\n"x\t"\t3\nu\t4\n', {}, {"c": ["x", "x", "u"], "y": [0.5, 3, 4]}, []),
     "pipes": ("a|y\n1|0.5\n2|3\n", {}, {"a": [1, 2], "y": [0.5, 3]}, []),
     "runs of spaces": ("  a   y  \n 1     0.5\n   2 3 \n", {}, {"a": [1, 2], "y": [0.5, 3]}, []),
     "spaces and tabs, said": ("a \t y\n1\t0.5\n2  3\n", {"separator": "whitespace"}, {"a": [1, 2], "y": [0.5, 3]}, []),
@@ -215,6 +217,36 @@ READ = {
         [],
     ),
     "percent": ("a,y\n5%,2\n5%,3\n6.25 %,4\n,5\n", {}, {"a": [0.05, 0.05, 0.0625, None], "y": [2, 3, 4, 5]}, []),
+    "thousands, said": (
+        'a,b,y\n"1,234,567.5",$1,2\n"-12,345","$1,234.50",3\n999,$0,4\n',
+        {"thousands": ",", "separator": ","},
+        {"a": [1234567.5, -12345, 999], "b": [1, 1234.5, 0], "y": [2, 3, 4]},
+        [],
+    ),
+    "points between thousands, said": (
+        "a;y\n1.234,5;2\n1.234;3\n2,5;4\n",
+        {"thousands": "."},
+        {"a": [1234.5, 1234, 2.5], "y": [2, 3, 4]},
+        ["The separator is semicolon. Taken as parts of fields: comma."],
+    ),
+    "spaces between thousands, said": (
+        "a;b;y\n1 234,5;1\u00a0000 €;2\n-12\u202f345;2 000 €;3\n2,5;999,5 €;4\n",
+        {"thousands": " "},
+        {"a": [1234.5, -12345, 2.5], "b": [1000, 2000, 999.5], "y": [2, 3, 4]},
+        ["The separator is semicolon. Taken as parts of fields: comma.", "Numbers have a decimal comma."],
+    ),
+    "apostrophes between thousands, said": (
+        "a,y\n1'234.5,2\n1\u2019234\u2019567,3\n",
+        {"thousands": "'"},
+        {"a": [1234.5, 1234567], "y": [2, 3]},
+        [],
+    ),
+    "the order of days and months, said": (
+        "d,y\n1/2/2020,2\n3/2/2020,3\n",
+        {"dates": "month-first"},
+        {"d": ["2020-01-02T00:00:00", "2020-03-02T00:00:00"], "y": [2, 3]},
+        [],
+    ),
     "one currency": (
         "a;y\n€ 5,50;2\n-€6;3\n;4\n",
         {},
@@ -260,8 +292,11 @@ REFUSED = {
     "only a mark": (b"\xef\xbb\xbf", {}, "table.csv: the file is empty"),
     "names only": ("a,b,y\n", {}, "table.csv: the file has the names of 3 columns and no rows"),
     "binary": (b"a,y\n1,2\n\x00\x01\x02", {}, "not a text file: line 3 has a NUL byte"),
-    "spreadsheet": (b"PK\x03\x04rest", {}, "not a text file but a spreadsheet or zip archive. Export it as CSV"),
-    "gzip": (b"\x1f\x8b\x08rest", {}, "not a text file but a gzip archive. Unpack it first"),
+    "a damaged zip archive": (b"PK\x03\x04rest", {}, "cannot be unpacked: File is not a zip file. Unpack it by other"),
+    "a damaged gzip archive": (b"\x1f\x8b\x08rest", {}, "cannot be unpacked: "),
+    "half a gzip archive": (gzip.compress(b"a,y\n1,2\n3,4\n")[:-9], {}, "cannot be unpacked: Compressed file ended"),
+    "an old spreadsheet": (b"\xd0\xcf\x11\xe0rest", {}, "not a text file but an old spreadsheet. Export it as CSV"),
+    "a damaged Parquet file": (b"PAR1rest", {}, "not a Parquet file that can be read"),
     "utf-16 without a mark": ("a,y\n1,2\n".encode("utf-16-le"), {}, "not a text file: line 1 has a NUL byte"),
     "half a utf-16 letter": ("a,y\n1,2\n".encode("utf-16")[:-1], {}, "is not utf-16: truncated data"),
     "a bad byte in utf-8": (
@@ -349,6 +384,17 @@ REFUSED = {
     "a quoted decimal comma": ('a,y\n1,2\n"1,5",3\n', {}, "line 3, column 'a': '1,5' has a decimal comma where"),
     "percent and none": ("a,y\n5%,2\n5,3\n6 %,4\n", {}, "line 2, column 'a': '5%' has a percent or currency sign"),
     "money": ("a,y\n$5.00,2\n$5.00,3\n€6,4\n", {}, "line 2, column 'a': '$5.00' has a percent or currency sign"),
+    "groups that are not of three digits": (
+        'a,y\n"1,234",2\n"1,23",3\n',
+        {"thousands": ","},
+        "line 3, column 'a': '1,23' has a decimal comma where a decimal point is expected",
+    ),
+    "money with thousands": (
+        'a,y\n"$1,234.50",2\n$3,3\n',
+        {},
+        "'$1,234.50' has a thousands separator. Say the mark (--th",
+    ),
+    "a percentage that is none": ("a,y\n5%,2\nfive %,3\n", {}, "'five %' is text, where line 2 has the number '5%'"),
     "a typographic minus": ("a,y\n1,2\n\u22125,3\n", {}, "has a typographic minus sign"),
     "digits of another script": ("a,y\n1,2\n٣,3\n", {}, "line 3, column 'a': '٣' is not written as a plain number"),
     "the exponent letter D": ("a,y\n1.5D+03,2\n1.5D+03,3\n2.5D+03,4\n", {}, "has the exponent letter D: write E"),
@@ -476,6 +522,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
         ({"separator": "tabb"}, "Unknown separator 'tabb'. Did you mean 'tab'?"),
         ({"decimal": ";"}, "read_table: decimal must be '.', ',' or None. Got ';'."),
         ({"encoding": "klingon"}, "read_table: unknown encoding 'klingon'"),
+        ({"thousands": ";"}, "read_table: thousands must be one of ',' '.' ' ' \"'\" '_'. Got ';'."),
+        ({"thousands": ",", "decimal": ","}, "and not the decimal mark. Got ','."),
+        ({"dates": "year-first"}, "read_table: dates must be day-first, month-first or None. Got 'year-first'."),
         ({"task": "ranking"}, "read_table: task must be auto, regression or classification. Got 'ranking'."),
         ({"drop": ["y"]}, "read_table: column 'y' cannot be both the target and dropped."),
     ],

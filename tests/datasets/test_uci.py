@@ -4,6 +4,7 @@ import hashlib
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -157,7 +158,7 @@ def test_every_classification_set_is_known():
 def numbers(table):
     """All numbers of the inputs of a table, (N, D)."""
     columns = [column.numbers(".") for column in table.columns if column.name != table.roles.target]
-    return torch.tensor(columns, dtype=torch.float64).T
+    return torch.tensor(np.array(columns), dtype=torch.float64).T
 
 
 @pytest.mark.parametrize("name", [name for name in UCI_REGRESSION if not name.startswith("protein")])

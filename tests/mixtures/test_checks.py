@@ -143,9 +143,9 @@ def test_questions_before_and_after_a_fit():
     with pytest.raises(ValueError, match="is not fitted yet"):
         mixture.sample()
     mixture.fit(ROWS)
-    with pytest.raises(BadData, match=r"X must have 2 columns, as in fit. Got 3."):
+    with pytest.raises(BadData, match=r"X has 3 features, but GaussianMixture is expecting 2 features as input"):
         mixture.predict(np.zeros((4, 3)))
-    with pytest.raises(BadData, match=r"X must have 2 columns, as in fit. Got 1."):
+    with pytest.raises(BadData, match=r"Got shape \(4,\). Reshape your data"):
         mixture.predict(np.zeros(4))
     with pytest.raises(ValueError, match=r"n_samples must be a positive whole number. Got 0."):
         mixture.sample(0)

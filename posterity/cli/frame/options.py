@@ -16,7 +16,9 @@ OUTPUT = "Output"
 Data = Annotated[
     str,
     typer.Argument(
-        metavar="DATA", help=f"A data set: {', '.join(DATA_NAMES)}, or a CSV or TSV file.", show_default=False
+        metavar="DATA",
+        help=f"A data set: {', '.join(DATA_NAMES)}, or a CSV, TSV, Parquet or Excel file.",
+        show_default=False,
     ),
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder made by 'posterity fit'.", show_default=False)]
@@ -49,6 +51,20 @@ class ReadingOptions:
     decimal: str | None = option(None, help="The decimal mark, . or a comma.", unit="SIGN", usual="found out", **_FILES)
     header: bool | None = option(None, help="Whether the first line names the columns.", usual="found out", **_FILES)
     encoding: str | None = option(None, help="As utf-8 or cp1252.", unit="NAME", usual="found out", **_FILES)
+    thousands: str | None = option(
+        None,
+        help="The mark between groups of three digits: a comma, a point, a space, ' or _.",
+        unit="SIGN",
+        usual="none",
+        **_FILES,
+    )
+    dates: str | None = option(
+        None,
+        help="What comes first in dates such as 1/2/2020: day-first or month-first.",
+        unit="NAME",
+        usual="found out where some day is above 12",
+        **_FILES,
+    )
 
 
 @dataclass(frozen=True)

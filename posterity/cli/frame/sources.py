@@ -1,4 +1,4 @@
-"""Where rows come from: data sets made on the spot, and text files with a target column."""
+"""Where rows come from: data sets made on the spot, and files of tables with a target column."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from posterity.storage import Part, decode, encode
 from posterity.storage.part import JSON
 from posterity.storage.schema import reading
 
-SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".data", ".tab")
+SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".data", ".tab", ".gz", ".zip", ".parquet", ".xlsx")
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +156,7 @@ def read_source(
     parts = _parts(len(table), fraction, by, seed)
     prepared = prepare(table, fraction, seed, preprocessing, log_target=columns.log_target, parts=parts)
     config = {"sha256": digest, **as_json(columns), "test_fraction": fraction, **how}
-    for name in ("log_target", "group", "time", "keep"):
+    for name in ("log_target", "group", "time", "keep", "thousands", "dates"):
         if not config[name]:
             del config[name]  # runs of earlier releases do not have it
     del config["task"]  # whether the task was given does not matter, the task does
@@ -196,7 +196,9 @@ def _ordered_by(path: Path, table: Table, columns: TableOptions, how: dict[str, 
     assert table.roles is not None
     try:
         kind = infer_kind(column, table.roles.decimal)
-    except BadData:
+    except BadData as error:
+        if "--dates" in str(error):
+            raise
         kind = "category"  # text
     if kind == "date":
         return {"times": column.times(find_order(column.words))}

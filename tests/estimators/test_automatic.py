@@ -1,0 +1,261 @@
+"""The automatic default: its pieces against closed forms, and the whole on tables whose truth is known."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from posterity.errors import BadData, BadFolder
+from posterity.estimators import Calibration, Pool, Shape, Stacked, automatic, fit_automatic
+from posterity.estimators.candidates import Warp, planned, warp_of
+from posterity.estimators.gaussian_process import Moments, principal
+from posterity.numerics.random import Key
+
+SMALL = 3.0  # seconds: a plan without networks
+
+
+def normal(label: str, *shape: int) -> Tensor:
+    return Key(5).fold(label).normal(shape, torch.float64, "cpu")
+
+
+def uneven(rows: int, label: str = "") -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, targets sin(2 x) + noise of scale exp(x - 1), and the log density of the truth."""
+    x = normal(f"x{label}", rows, 2)
+    scale, z = (x[:, :1].clamp(-2, 2) - 1.0).exp(), normal(f"z{label}", rows, 1)
+    log_density = -0.5 * z.square() - scale.log() - 0.5 * math.log(2 * math.pi)
+    return x.float(), ((2.0 * x[:, :1]).sin() + scale * z).float(), log_density.squeeze(1)
+
+
+@pytest.fixture(scope="module")
+def regression() -> Stacked:
+    x, y, _ = uneven(300)
+    return fit_automatic(x, y, "regression", seconds=SMALL)
+
+
+@pytest.fixture(scope="module")
+def classifier() -> Stacked:
+    x, _, _ = uneven(150)
+    return fit_automatic(x, (x[:, 0] * x[:, 1] > 0).long(), "classification", classes=2, seconds=SMALL)
+
+
+def test_noise_that_depends_on_the_inputs_is_found(regression: Stacked) -> None:
+    x, y, truth = uneven(500, "test")
+    pred = regression.predict(x)
+    gaps = truth - pred.log_prob(y)
+    assert 0.0 < float(gaps.mean()) < 0.15  # nats per row; a constant scale is more than 0.4 below the truth
+    shares = sum(w for name, w in regression.weights.items() if "fitted scale" in name)
+    assert shares > 0.5
+    lower, upper = pred.interval(0.9)
+    inside = ((lower <= y) & (y <= upper)).float().mean()
+    assert abs(float(inside) - 0.9) < 5 * (0.09 / 500) ** 0.5
+
+
+def test_mean_is_no_worse_than_the_best_candidate(regression: Stacked) -> None:
+    x, y, _ = uneven(500, "test")
+    errors = {name: float((fit.moments(x).mean - y).square().mean()) for name, fit in regression.fits.items()}
+    assert float((regression.predict(x).mean - y).square().mean()) <= 1.02 * min(errors.values())
+
+
+def test_same_seed_same_bits_and_another_seed_other_folds() -> None:
+    x, y, _ = uneven(60)
+    first, again, other = (fit_automatic(x, y, "regression", seconds=SMALL, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.predict(x).log_prob(y), again.predict(x).log_prob(y))
+    assert [score[:3] for score in first.scores] == [score[:3] for score in again.scores]
+    assert first.scores[0].log_density != other.scores[0].log_density
+
+
+def test_sentence_names_what_has_weight(regression: Stacked, classifier: Stacked) -> None:
+    for model in (regression, classifier):
+        assert all(name in model.sentence for name in model.weights)
+        assert math.isclose(sum(model.weights.values()), 1.0, abs_tol=1e-9)
+        best = max(model.scores, key=lambda score: score.log_density)
+        assert best.name in model.sentence
+
+
+def test_stored_and_loaded_predict_the_same(regression: Stacked, classifier: Stacked, tmp_path: Path) -> None:
+    x, y, _ = uneven(50, "test")
+    regression.save(tmp_path / "a")
+    assert torch.equal(Stacked.load(tmp_path / "a").predict(x).log_prob(y), regression.predict(x).log_prob(y))
+    classifier.save(tmp_path / "a")  # in its place
+    loaded = Stacked.load(tmp_path / "a")
+    assert torch.equal(loaded.predict(x).probs, classifier.predict(x).probs)
+    assert loaded.sentence == classifier.sentence
+    assert loaded.weights == classifier.weights
+    part = next(path for path in (tmp_path / "a").glob("fit-*/config.json"))
+    part.write_text("{}")
+    with pytest.raises(BadFolder):
+        Stacked.load(tmp_path / "a")
+
+
+def test_networks_are_members_of_the_folds(tmp_path: Path) -> None:
+    x, y, _ = uneven(60)
+    plan = replace(planned(60, 2, 1, SMALL), steps=20, folds=3, hidden=(4,))
+    rows, _ = automatic._rows(x, y, "regression", 0, None, None)
+    networks, *others = [c for c in automatic._candidates(rows, plan, (), ()) if c.name == "networks"]
+    assert not others
+    folds = automatic.folds_of(60, 3)
+    fits, final = networks.fits(rows, folds, plan, Key(0))
+    together = torch.stack([fit.moments(x).mean for fit in fits]).mean(0)
+    torch.testing.assert_close(final().moments(x).mean, together, rtol=1e-5, atol=1e-6)
+
+
+def test_interactions_are_learnt_that_a_linear_model_cannot(classifier: Stacked) -> None:
+    x, _, _ = uneven(300, "test")
+    pred = classifier.predict(x)
+    labels = (x[:, 0] * x[:, 1] > 0).long()
+    assert float((pred.probs.argmax(1) == labels).float().mean()) > 0.85
+    assert -float(pred.log_prob(labels).mean()) < 0.4 < math.log(2.0)
+    torch.testing.assert_close(pred.aleatoric + pred.epistemic, pred.entropy)
+
+
+def test_rows_of_weight_zero_do_not_count() -> None:
+    x, y, _ = uneven(60)
+    weights = torch.ones(80)
+    weights[60:] = 0.0
+    padded = [torch.cat([part, torch.full((20, part.shape[1]), 9.0)]) for part in (x, y)]
+    plain = fit_automatic(x, y, "regression", seconds=SMALL)
+    weighted = fit_automatic(padded[0], padded[1], "regression", weights=weights, seconds=SMALL)
+    assert torch.equal(plain.predict(x).mean, weighted.predict(x).mean)
+
+
+def test_folds_by_group_score_new_groups() -> None:
+    x, effect = normal("group", 20, 1).float(), normal("effect", 20, 1).float()
+    x, y = x.repeat_interleave(4, 0), effect.repeat_interleave(4, 0) + 0.05 * normal("noise", 80, 1).float()
+    groups = [str(k) for k in range(20) for _ in range(4)]
+    by_rows, by_group = (fit_automatic(x, y, "regression", groups=given, seconds=SMALL) for given in (None, groups))
+    best = [max(score.log_density for score in model.scores) for model in (by_rows, by_group)]
+    assert best[1] < best[0] - 0.3  # a new group is harder
+    ordered = fit_automatic(x[:66], y[:66], "regression", times=list(range(66)), seconds=SMALL)
+    assert "60 held-out rows" in ordered.sentence  # the first block is never scored
+
+
+def test_two_targets_and_few_rows() -> None:
+    x, y, _ = uneven(40)
+    both = torch.cat([y, -2.0 * x[:, :1]], 1)
+    model = fit_automatic(x, both, "regression", seconds=SMALL)
+    assert model.predict(x).log_prob(both).shape == (40,)
+    assert float((model.predict(x).mean[:, 1:] + 2.0 * x[:, :1]).abs().max()) < 0.5
+    few = fit_automatic(x[:5], y[:5], "regression")
+    assert list(few.weights) == ["linear model"]
+    assert "too few" in few.sentence
+    assert torch.isfinite(few.predict(x).log_prob(y)).all()
+    labels = fit_automatic(x[:6], torch.tensor([0, 1, 2, 0, 1, 2]), "classification")
+    assert labels.predict(x).probs.shape == (40, 3)
+
+
+def test_clock_stops_a_runaway_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(automatic, "RUNAWAY", 0.0)
+    x, y, _ = uneven(40)
+    model = fit_automatic(x, y, "regression", seconds=60.0)
+    assert {score.name.split(" with")[0] for score in model.scores} == {"linear model", "pooled means"}
+    assert "the clock left no time for the rough Gaussian process" in model.sentence
+
+
+def test_plan_follows_from_sizes_and_budget() -> None:
+    plan = planned(200, 10, 1, 60.0)
+    assert (plan.folds, plan.settled_by_fold) == (10, True)
+    assert plan == planned(200, 10, 1, 60.0)
+    assert planned(10_000, 10, 1, 60.0).folds == 5
+    assert planned(500, 10, 1, SMALL).steps == 0
+    assert 300 <= planned(10_000, 10, 1, 60.0).steps <= planned(10_000, 10, 1, 120.0).steps
+    assert planned(200, 1000, 1, 60.0).steps < plan.steps  # wider steps cost more
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"task": "ranking"}, "task must be"),
+        ({"seconds": 0.0}, "seconds"),
+        ({"weights": torch.zeros(40)}, "weight above 0"),
+        ({"weights": torch.ones(3)}, "a weight for each row"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(change: dict[str, object], words: str) -> None:
+    x, y, _ = uneven(40)
+    with pytest.raises(ValueError, match=words):
+        fit_automatic(x, y, **{"task": "regression", "seconds": SMALL, **change})  # type: ignore[arg-type]
+
+
+def test_other_columns_are_refused(regression: Stacked) -> None:
+    with pytest.raises(BadData, match=r"\(N, 2\)"):
+        regression.predict(torch.zeros(3, 4))
+
+
+def test_pool_has_the_least_squared_error() -> None:
+    y, weights = normal("y", 200, 1), normal("w", 200).exp()
+    noisy = {str(k): Moments(y + scale * normal(f"e{k}", 200, 1), y, y) for k, scale in enumerate((0.3, 0.4, 2.0))}
+    pool = Pool.of(noisy, y, weights)
+
+    def error(shares: list[float]) -> float:
+        mean = sum(share * noisy[str(k)].mean for k, share in enumerate(shares))
+        assert isinstance(mean, Tensor)
+        return float((weights @ (y - mean).square()) / weights.sum())
+
+    best = error([pool.weights.get(str(k), 0.0) for k in range(3)])
+    grid = [[a / 20, b / 20, (20 - a - b) / 20] for a in range(21) for b in range(21 - a)]
+    assert best <= min(map(error, grid)) * (1.0 + 2e-3)  # components that gain less than a thousandth are left out
+    assert math.isclose(sum(pool.weights.values()), 1.0)
+
+
+def test_shape_has_mean_zero_and_finds_heavy_tails() -> None:
+    z = torch.where(normal("coin", 4000) > 1.2, 4.0, 0.7) * normal("z", 4000) + 0.2
+    shape = Shape.of(z, torch.ones(4000))
+    assert abs(float(shape.weights @ shape.means)) < 1e-9
+    plain = -0.5 * (z / z.std()).square() - z.std().log() - 0.5 * math.log(2 * math.pi)
+    assert float((shape.log_prob(z) - plain).mean()) > 0.1
+    points = torch.linspace(-60, 60, 60_001, dtype=torch.float64)
+    assert math.isclose(float(torch.trapezoid(shape.log_prob(points).exp(), points)), 1.0, abs_tol=1e-6)
+
+
+def test_calibration_finds_slope_and_offsets() -> None:
+    logits = normal("logits", 20_000, 3)
+    offsets = torch.tensor([0.5, -0.5, 0.0], dtype=torch.float64)
+    noise = -torch.log(-torch.log(Key(1).uniform((20_000, 3), torch.float64, "cpu")))
+    labels = (2.0 * logits + offsets + noise).argmax(1)
+    found = Calibration.of(logits.unsqueeze(0), labels, torch.ones(20_000, dtype=torch.float64))
+    assert abs(found.slope - 2.0) < 0.1
+    torch.testing.assert_close(found.offsets - found.offsets.mean(), offsets - offsets.mean(), rtol=0, atol=0.1)
+    probs = found.predictive(logits.unsqueeze(0)).probs
+    torch.testing.assert_close(found.log_probs(logits.unsqueeze(0)).exp(), probs)
+
+
+def test_warps_are_for_skewed_targets() -> None:
+    z = normal("warp", 500, 1)
+    assert warp_of((z - z.mean()) / z.std(), (0.0,), (1.0,)) is None
+    original = (0.8 * z).exp()
+    mean, scale = float(original.mean()), float(original.std())
+    warp = warp_of((original - mean) / scale, (mean,), (scale,))
+    assert warp is not None
+    assert warp.positive
+    y = (original - mean) / scale
+    torch.testing.assert_close(warp.back(warp.of(y)), y)
+    heavy = warp_of(z**3 / (z**3).std(), (0.0,), (1.0,))
+    assert heavy is not None
+    assert not heavy.positive
+
+
+def test_moments_of_a_log_normal_target() -> None:
+    warp = Warp(True, 2.0, 1.0, 0.3, 0.5)
+    mean, variance = torch.tensor([[0.4]], dtype=torch.float64), torch.tensor([[0.6]], dtype=torch.float64)
+    moments = warp.moments(Moments(mean, variance, 0.25 * variance))
+    level, spread = 0.3 + 0.5 * 0.4, 0.25 * 0.6
+    assert math.isclose(float(moments.mean), math.exp(level + spread / 2) - 2.0, rel_tol=1e-9)
+    assert math.isclose(float(moments.variance), math.exp(2 * level + spread) * math.expm1(spread), rel_tol=1e-7)
+    assert math.isclose(float(moments.epistemic), 0.25 * float(moments.variance))
+
+
+def test_wide_tables_go_by_principal_components() -> None:
+    x = normal("wide", 50, 3) @ normal("map", 3, 200) + 0.01 * normal("rest", 50, 200)
+    y = (x[:, :1] / x[:, :1].std()).float()
+    basis = principal(x)
+    assert basis is not None
+    columns = x @ basis
+    assert basis.shape == (200, 50)
+    assert math.isclose(float(columns.square().mean()), 1.0, rel_tol=1e-9)
+    off = columns.T @ columns
+    torch.testing.assert_close(off - off.diagonal().diag(), torch.zeros_like(off), rtol=0, atol=1e-8)
+    model = fit_automatic(x.float(), y, "regression", seconds=SMALL)
+    assert float((model.predict(x.float()).mean - y).square().mean()) < 0.01
