@@ -28,12 +28,13 @@ UNITS = 50  # that stand for the networks of auto where the number of threads is
 
 @dataclass(frozen=True)
 class Asked:
-    """A method with its settings, which can be fitted to any rows."""
+    """A method with its settings, which can be fitted to any rows; `note` says which it is where none was named."""
 
     method: str
     settings: Settings
     seconds: float
     device: str
+    note: str = ""
 
     def fit(self, source: Source) -> tuple[Model, dict[str, JSON] | None]:
         """The model of the training rows, and the configuration of its network if it has one."""
@@ -50,7 +51,7 @@ class Asked:
         """The model that `auto` chooses for the training rows."""
         data, fitted = source.data, source.preprocessing
         inputs, targets, *weights = training_rows(filled(self.settings, source, ()), data)
-        plain = data.classes is None and fitted is not None and not source.log_target
+        plain = data.classes is None and fitted is not None
         with threads(inputs.numel() * UNITS):
             return fit_automatic(
                 inputs,
@@ -81,42 +82,42 @@ class Asked:
         }
 
 
-def not_for_auto(settings: Settings) -> list[str]:
+def not_for_auto(settings: Settings, *, log_target: bool) -> list[str]:
     """The options that differ from their defaults and that auto does not take."""
     plain = Settings()
     others = [f.name for f in fields(settings) if getattr(settings, f.name) != getattr(plain, f.name)]
-    return [flag(name) for name in others if name not in OF_AUTO]
+    return [flag(name) for name in (*others, *["log_target"] * log_target) if name not in OF_AUTO]
 
 
-def check_auto(settings: Settings) -> None:
+def check_auto(settings: Settings, *, log_target: bool) -> None:
     """`UsageError` where an option is given that auto does not take."""
-    if others := not_for_auto(settings):
+    if others := not_for_auto(settings, log_target=log_target):
         raise UsageError(
-            f"{others[0]} is for methods that fit one network, and auto chooses its own.",
-            f"leave {others[0]} out, or name a method, such as laplace.",
+            f"{others[0]} is for methods that fit one network, and auto chooses what it fits.",
+            f"leave {others[0]} out, or name another method, such as laplace.",
         )
 
 
-def asked_for(data: str, option: MethodOption, settings: Settings, device: str, *, quiet: bool) -> Asked:
-    """The method that was named, or the usual one, which is said for files; `UsageError` where options do not suit it.
+def asked_for(data: str, option: MethodOption, settings: Settings, device: str, *, log_target: bool) -> Asked:
+    """The method that was named, or the usual one; `UsageError` where options do not suit it.
 
     Files get `auto`, unless an option is given that it does not take.
     """
-    others = not_for_auto(settings)
-    method = option.method
+    others = not_for_auto(settings, log_target=log_target)
+    method, note = option.method, ""
     if method is None:
         method = AUTO if is_file(data) and not others else "laplace"
         if is_file(data):
             why = f", as {others[0]} is given, which auto does not take" if others else "; --method names another"
-            log(f"The method is {method}{why}.", quiet=quiet)
+            note = f"The method is {method}{why}."
     if method == AUTO:
-        check_auto(settings)
+        check_auto(settings, log_target=log_target)
     if method != AUTO and option.seconds is not None:
         raise UsageError(
             f"--seconds is the budget of auto, and the method is {method}.",
             "leave --seconds out, or use --method auto.",
         )
-    return Asked(method, settings, option.seconds or SECONDS, device)
+    return Asked(method, settings, option.seconds or SECONDS, device, note)
 
 
 def timed_automatic(asked: Asked, source: Source, *, quiet: bool) -> tuple[Stacked, float]:

@@ -17,7 +17,7 @@ import posterity
 from posterity.cli.frame.baselines import baselines
 from posterity.cli.frame.columns import columns
 from posterity.cli.frame.fitting import Model
-from posterity.cli.frame.options import METHODS, method_label
+from posterity.cli.frame.options import AUTO, METHODS, method_label
 from posterity.cli.frame.outside import numeric_features
 from posterity.cli.frame.sources import Source
 from posterity.cli.frame.tasks import Task, describe, has_figure
@@ -253,7 +253,7 @@ def write_report(
         columns(task.data),
         {**{word: method_label(word) for word in METHODS}, **{each.word: each.label for each in baselines(task.data)}},
         _pictures(document, task, posteriors) if posteriors else (),
-        network=describe(task),
+        network=describe(task) if set(posteriors) - {AUTO} else f"chosen by {AUTO}",
         remarks=remarks,
         command=shlex.join(["posterity", *words]),
         date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),

@@ -62,8 +62,8 @@ def compare(
         if columns.test_fraction == 0:
             raise UsageError("compare scores methods on test rows: --test-fraction must be above 0.", "leave it out.")
         drawn, named = files.figure is not None, tuple(word for word in asked.methods if word != AUTO)
-        if not named:
-            check_auto(settings)
+        if AUTO in asked.methods:
+            check_auto(Settings() if named else settings, log_target=columns.log_target)
         task = make_task(data, named, settings, columns, reading, device, figure=drawn)
         check_memory(named, task)
         auto = Asked(AUTO, settings, asked.seconds or SECONDS, device)

@@ -102,7 +102,7 @@ def fit(
     from posterity.inference import Checkpoint
 
     with option_values("fit"):
-        asked = asked_for(data, named, settings, device, quiet=quiet)
+        asked = asked_for(data, named, settings, device, log_target=columns.log_target)
         if parts.cv is not None and columns.test_fraction is None and columns.target is not None:
             columns = replace(columns, test_fraction=0.0)
         source, held = find_data(data, columns, reading, settings.seed), None
@@ -118,6 +118,7 @@ def fit(
             source = task.source
         every = Checkpoint(run.out, run.checkpoint_seconds, run.checkpoint_steps)
     say_notes(source, quiet=quiet)
+    log(asked.note, quiet=quiet or not asked.note)
     config = asked.auto_config(source) if task is None else task.config(asked.method)
     slot = Slot(run.out, {**config, **{name: value for name, value in vars(parts).items() if value is not None}})
     seconds = None
