@@ -152,9 +152,10 @@ def _run(
     try:
         with slot.running(force=force):
             spent, further, models = _fit_folds(slot, asked, source, parts, count, quiet=quiet)
+            model: Model
+            trace: dict[str, Any] = {}
             if task is None:
                 model, seconds = timed_automatic(asked, source, quiet=quiet)
-                trace: dict[str, Any] = {}
             else:
                 model, seconds, trace = _run_stages(slot, task, asked.method, every, quiet=quiet)
             test = source.data.test
