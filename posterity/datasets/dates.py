@@ -40,8 +40,10 @@ _READ = tuple(
         r"(?P<name>[a-z]{3,9})\.? (?P<day>[0-9]{1,2}),? (?P<year>[0-9]{4})",
     )
 )
-_FULL = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October")
-_FULL += ("November", "December")
+_FULL = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
 _NAMES = {name.lower(): place for names in (MONTHS, _FULL) for place, name in enumerate(names, start=1)}
 
 

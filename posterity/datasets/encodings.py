@@ -17,7 +17,7 @@ from posterity.errors import BadData, shown
 FEWEST_IDS = 10
 """Fewest rows from which distinct whole numbers are noted to look like row numbers."""
 
-_IF_SET: dict[str, Any] = {"metadata": {"stored": "if set"}}  # folders of earlier releases do not have these
+_IF_SET = {"stored": "if set"}  # folders of earlier releases do not have these fields
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class InputColumn:
     fill: float = 0.0
     categories: tuple[str, ...] = ()
     has_indicator: bool = False
-    part: str = field(default="", **_IF_SET)
-    order: str = field(default="", **_IF_SET)
-    sign: str = field(default="", **_IF_SET)
+    part: str = field(default="", metadata=_IF_SET)
+    order: str = field(default="", metadata=_IF_SET)
+    sign: str = field(default="", metadata=_IF_SET)
 
     def check(self) -> None:
         """Raise a ValueError unless the values make sense together, as they may not when they come from a file."""
@@ -118,7 +118,7 @@ class TargetColumn:
     scale: float = 1.0
     classes: tuple[str, ...] = ()
     log: bool = False
-    sign: str = field(default="", **_IF_SET)
+    sign: str = field(default="", metadata=_IF_SET)
 
     def check(self) -> None:
         """Raise a ValueError unless the values make sense together; see `InputColumn.check`."""

@@ -76,7 +76,7 @@ def array_of(values: Any) -> Any:
 
     try:
         return pa.array(values, from_pandas=True)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+    except (pa.ArrowException, OverflowError):
         return pa.array([None if _is_missing(value) else str(value) for value in values], pa.string())
 
 

@@ -38,7 +38,7 @@ def unpacked(data: bytes, path: Path) -> bytes:
             names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
             if len(names) == 1:
                 return archive.read(names[0])
-    except (OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, RuntimeError, ValueError, LookupError, zipfile.BadZipFile, zlib.error) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise BadData(f"{path}: cannot be unpacked: {reason}. Unpack it by other means, or get it again.") from error
     raise BadData(f"{path}: the archive must have one file. Got {len(names)}: {shown(names)}. Unpack it, and name one.")
@@ -61,7 +61,8 @@ def _parquet(data: bytes, path: Path) -> Sheet:
 
     try:
         table = parquet.read_table(pa.BufferReader(data))
-    except (pa.ArrowException, OSError) as error:
+        table.validate(full=True)  # such as strings in UTF-8
+    except (pa.ArrowException, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200].rstrip(".")
         raise BadData(f"{path}: not a Parquet file that can be read: {reason}. Get it again.") from error
     return Sheet(frame_of(table, path), np.arange(len(table)))

@@ -154,8 +154,8 @@ class Preprocessing:
                     f"{table.path}: the columns have no names, so there must be {whole} of them, as in the training "
                     f"file. Got {count}. Give all columns in the same order."
                 )
-        names = set(table.names)
-        missing = list(dict.fromkeys(column.name for column in self.inputs if column.name not in names))
+        own = set(table.names)
+        missing = list(dict.fromkeys(column.name for column in self.inputs if column.name not in own))
         if missing:
             near = difflib.get_close_matches(missing[0], table.names, n=1, cutoff=0.5)
             hint = f"The nearest is {shown(near[0])}." if near else f"It has {', '.join(map(shown, table.names))}."

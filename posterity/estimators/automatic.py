@@ -57,7 +57,8 @@ class Stacked:
     the mean of a candidate, or the average of all with the weights of least held-out squared error; s_k is its own
     scale, a constant, or its own times the exponential of a Gaussian process fitted to the log squared held-out
     residuals; and h_k is a mixture of normals with mean 0, fitted to held-out (y - m_k) / s_k. For classes p_k is the
-    average over draws f of softmax(a_k f + b_k), with a_k and b_k by held-out rows.
+    average over draws f of softmax(a_k (m_k + r_k (f - m_k)) + b_k), m_k their mean, with a_k, r_k and b_k by held-out
+    rows.
 
     - `weights`: w_k by name; `scores`: the held-out log density of each, its standard error and seconds.
     - `sentence`: what was chosen and why.
@@ -336,8 +337,8 @@ def _regression(rows: Rows, trials: Trials) -> Stacked:
 def _classes(rows: Rows, trials: Trials) -> Stacked:
     labels, weights = rows.targets[trials.scored], rows.weights[trials.scored].double()
     calibrations = {name: Calibration.of(logits, labels, weights) for name, logits in trials.outputs.items()}
-    log_probs = [calibrations[name].log_probs(logits) for name, logits in trials.outputs.items()]
-    entries = torch.stack([each.gather(1, labels.unsqueeze(1)).squeeze(1) for each in log_probs], 1)
+    predictives = [calibrations[name].predictive(logits) for name, logits in trials.outputs.items()]
+    entries = torch.stack([predictive.log_prob(labels) for predictive in predictives], 1)
     result = stacked(entries, row_weights=weights)
     shares = {name: w for name, w in zip(trials.outputs, result.weights.tolist(), strict=True) if w > 0}
     scores = tuple(

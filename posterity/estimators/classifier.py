@@ -39,8 +39,10 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
     **Example**:
 
     >>> import numpy as np
+    >>> from posterity.priors import Normal
     >>> X = np.linspace(-1, 1, 40)[:, None]
-    >>> model = BayesianClassifier("laplace").fit(X, np.where(X[:, 0] > 0, "up", "down"))
+    >>> model = BayesianClassifier("laplace", network=torch.nn.Linear, prior=Normal(5.0))
+    >>> model = model.fit(X, np.where(X[:, 0] > 0, "up", "down"))
     >>> model.classes_.tolist(), model.predict([[0.9]]).tolist()
     (['down', 'up'], ['up'])
     >>> bool(model.predict_proba([[0.9]])[0, 1] > 0.9)

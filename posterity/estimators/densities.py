@@ -42,7 +42,8 @@ class Pool:
         errors = torch.stack([(targets - moments[name].mean).flatten().double() for name in names])  # (K, n T)
         shares = weights.double().repeat_interleave(targets.shape[1]) / weights.sum()
         products = (errors * shares) @ errors.T
-        products = products + 1e-10 * products.diagonal().mean() * torch.eye(len(names)).to(products)
+        jitter = 1e-10 * products.diagonal().mean() + 1e-30  # candidates may agree, and may have no error at all
+        products = products + jitter * torch.eye(len(names)).to(products)
         best, least = {}, math.inf
         for size in range(1, len(names) + 1):
             for subset in combinations(range(len(names)), size):
@@ -193,42 +194,47 @@ class Density:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Class probabilities: the average over draws f of softmax(a f + b), with a and b by held-out rows."""
+    """Class probabilities: the average over draws f of softmax(a (m + r (f - m)) + b), m the mean of the draws.
+
+    The slope a, the spread r and the offsets b are chosen by held-out rows: draws of a posterior that is too wide, as
+    where classes can be separated, come nearer to their mean.
+    """
 
     slope: float
+    spread: float
     offsets: Tensor  # (C,)
 
     @classmethod
     def of(cls, logits: Tensor, labels: Tensor, weights: Tensor) -> "Calibration":
-        """Maximise the held-out log probability under weak normal priors of log a and b."""
+        """Maximise the held-out log probability of labels, from draws (S, n, C), under weak normal priors."""
 
         def loss(values: Tensor) -> Tensor:
-            log_probs = _log_probs(logits, _slope(values), values[1:])
-            chosen = log_probs.gather(1, labels.unsqueeze(1)).squeeze(1)
-            return -(weights @ chosen) + 0.5 * (values[0] / 2.0).square() + 0.5 * values[1:].square().sum()
+            log_draws = _log_draws(logits, *_limited(values), values[2:])
+            chosen = log_draws.gather(2, labels.expand(len(logits), -1).unsqueeze(2)).squeeze(2)
+            held_out = weights @ (chosen.logsumexp(0) - math.log(len(logits)))
+            return -held_out + 0.5 * ((values[:2] / 2.0).square().sum() + values[2:].square().sum())
 
-        found = minimised(loss, logits.new_zeros(logits.shape[-1] + 1), EVALUATIONS)
-        return cls(float(_slope(found)), found[1:])
+        found = minimised(loss, logits.new_zeros(logits.shape[-1] + 2), EVALUATIONS)
+        slope, spread = _limited(found)
+        return cls(float(slope), float(spread), found[2:])
 
     @classmethod
     def none(cls, classes: int, device: torch.device) -> "Calibration":
         """The logits as they are."""
-        return cls(1.0, torch.zeros(classes, dtype=torch.float64, device=device))
-
-    def log_probs(self, logits: Tensor) -> Tensor:
-        """Log probabilities (N, C) from draws (S, N, C)."""
-        return _log_probs(logits, self.slope, self.offsets)
+        return cls(1.0, 1.0, torch.zeros(classes, dtype=torch.float64, device=device))
 
     def predictive(self, logits: Tensor) -> ClassPredictive:
-        """The predictive, with its draws."""
-        draws = (self.slope * logits + self.offsets).log_softmax(-1)
+        """The predictive of draws (S, N, C)."""
+        draws = _log_draws(logits, self.slope, self.spread, self.offsets)
         return ClassPredictive.of_log_probs(draws, draws.dtype)
 
 
-def _slope(values: Tensor) -> Tensor:
-    """The factor a of the logits, within e^-3 and e^3."""
-    return (3.0 * torch.tanh(values[0] / 3.0)).exp()
+def _limited(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Slope within e^-3 and e^3, and spread within 0 and 2, both 1 at the start."""
+    return (3.0 * torch.tanh(values[0] / 3.0)).exp(), 1.0 + torch.tanh(values[1])
 
 
-def _log_probs(logits: Tensor, slope: float | Tensor, offsets: Tensor) -> Tensor:
-    return (slope * logits + offsets).log_softmax(-1).logsumexp(0) - math.log(len(logits))
+def _log_draws(logits: Tensor, slope: float | Tensor, spread: float | Tensor, offsets: Tensor) -> Tensor:
+    """Log probabilities of each draw, (S, N, C)."""
+    mean = logits.mean(0)
+    return (slope * (mean + spread * (logits - mean)) + offsets).log_softmax(-1)

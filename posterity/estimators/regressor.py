@@ -43,7 +43,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
 
     >>> import numpy as np
     >>> X = np.linspace(-1, 1, 40)[:, None]
-    >>> model = BayesianRegressor("laplace").fit(X, 3 * X[:, 0] + 10)
+    >>> y = 10 + 3 * X[:, 0] + 0.1 * np.cos(50 * X[:, 0])
+    >>> model = BayesianRegressor("laplace", network=torch.nn.Linear).fit(X, y)
     >>> lower, upper = model.predict_interval([[0.5]], level=0.9)
     >>> bool(lower[0] < 11.5 < upper[0]), model.predict([[0.5]]).round(1)
     (True, array([11.5]))

@@ -132,6 +132,7 @@ def test_values_are_taken_as_typed():
             [1.0, math.inf, 3.0],
             "table: row 1, column 'a': 'inf' is infinite. Correct it, or leave the column out (drop=",
         ),
+        ([10**30, 1, 2], "row 0, column 'a': '1000000000000000000000000000000' would lose digits"),
         ([1, 2**53 + 1, 3], "row 1, column 'a': '9007199254740993' would lose digits"),
         ([1, "x", pd.NA], "row 1, column 'a': 'x' is text, where row 0 has the number '1'"),
         (["p", "q", "r"], "column 'a' is text: 3 different values in 3 fields, none repeated"),

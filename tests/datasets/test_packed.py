@@ -3,6 +3,7 @@
 import datetime
 import gzip
 import io
+import random
 import sys
 import zipfile
 
@@ -79,6 +80,26 @@ def test_what_cannot_be_unpacked_is_refused_in_one_line(tmp_path, name, data, sa
         read_table(tmp_path / name, "y")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["table.csv.gz", "table.zip", "table.xlsx"])  # Parquet files have no check sums
+def test_a_damaged_file_is_refused_or_gives_the_same_values(tmp_path, name):
+    wanted = Preprocessing.fit(as_table(FRAME, "price"))
+    path, refused = tmp_path / name, 0
+    for seed in range(60):
+        rng, data = random.Random(f"{name}/{seed}"), bytearray(FILES[name])
+        for _ in range(rng.randint(1, 3)):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(bytes(data))
+        said, found = f"{path}: ", wanted
+        try:
+            found = Preprocessing.fit(read_table(path, "price"))
+        except BadData as error:
+            said, refused = str(error), refused + 1
+        assert said.startswith(f"{path}: ")
+        assert "\n" not in said
+        assert (found.inputs, found.target) == (wanted.inputs, wanted.target)
+    assert refused > 30
 
 
 def sheet(path, rows, more=()):

@@ -218,8 +218,18 @@ def test_calibration_finds_slope_and_offsets() -> None:
     found = Calibration.of(logits.unsqueeze(0), labels, torch.ones(20_000, dtype=torch.float64))
     assert abs(found.slope - 2.0) < 0.1
     torch.testing.assert_close(found.offsets - found.offsets.mean(), offsets - offsets.mean(), rtol=0, atol=0.1)
-    probs = found.predictive(logits.unsqueeze(0)).probs
-    torch.testing.assert_close(found.log_probs(logits.unsqueeze(0)).exp(), probs)
+
+
+def test_calibration_draws_in_what_is_spread_too_widely() -> None:
+    mean = 2.0 * normal("logits", 5000, 2)
+    noise = -torch.log(-torch.log(Key(1).uniform((5000, 2), torch.float64, "cpu")))
+    labels, draws = (mean + noise).argmax(1), mean + 4.0 * normal("spread", 16, 5000, 2)
+    draws = draws - draws.mean(0) + mean
+    found = Calibration.of(draws, labels, torch.ones(5000, dtype=torch.float64))
+    assert found.spread < 0.2
+    plain = Calibration.none(2, torch.device("cpu"))
+    gains = found.predictive(draws).log_prob(labels) - plain.predictive(draws).log_prob(labels)
+    assert float(gains.mean()) > 0.05
 
 
 def test_warps_are_for_skewed_targets() -> None:

@@ -11,7 +11,8 @@ from scipy.stats import norm
 from tablerows import ROWS, Linear, classifier, frame, numbers, regressor
 
 import posterity as po
-from posterity.estimators import BayesianClassifier, BayesianRegressor
+from posterity.estimators import BayesianClassifier, BayesianRegressor, Pool
+from posterity.estimators.gaussian_process import Moments
 from posterity.likelihoods import Gaussian, StudentT
 from posterity.methods import MAP, Laplace
 from posterity.options import table as options_table
@@ -261,3 +262,10 @@ def test_the_page_has_the_parameters_as_they_are():
     for make in (BayesianRegressor, BayesianClassifier):
         for row in options_table(make, str).splitlines()[2:]:
             assert row.partition("` |")[2] in page
+
+
+def test_means_without_error_can_be_pooled():
+    targets = torch.tensor([[1.0], [2.0], [3.0]])
+    exact_moments = Moments(targets.clone(), torch.ones(3, 1), torch.zeros(3, 1))
+    pool = Pool.of({"first": exact_moments, "second": exact_moments}, targets, torch.ones(3))
+    assert sum(pool.weights.values()) == pytest.approx(1.0)

@@ -23,7 +23,7 @@ from posterity.cli.frame.sources import (
     stored_preprocessing,
 )
 from posterity.datasets import TOYS, Preprocessing
-from posterity.datasets.reader import SEPARATORS
+from posterity.datasets.splitting import SEPARATORS
 from posterity.errors import BadData, BadFolder, shown, unknown
 from posterity.options import as_json, describe, from_mapping, types, words
 from posterity.recipes.settings import Settings
