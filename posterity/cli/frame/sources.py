@@ -201,7 +201,7 @@ def _ordered_by(path: Path, table: Table, columns: TableOptions, how: dict[str, 
             raise
         kind = "category"  # text
     if kind == "date":
-        return {"times": column.times(find_order(column.words))}
+        return {"times": column.times("" if column.is_date else find_order(column.words))}
     if kind not in ("number", "constant"):
         raise BadData(
             f"{path}: --time needs a column of numbers or dates, and {shown(name)} has {shown(column.fields[0])}. "
