@@ -32,11 +32,16 @@ EXAMPLES = {
         "posterity compare houses.csv --target price --drop id --report page.html",
     ),
     "fit": (
-        "posterity fit two-moons --out run",
-        "posterity fit houses.csv --target price --method ensemble --out run",
+        "posterity fit houses.csv --target price --out run",
+        "posterity fit houses.csv --target price --cv 5 --conformal cv+ --out run",
+        "posterity fit two-moons --method ensemble --out run",
         "posterity fit sine --method nuts --hidden 10 --draws 500 --out chains",
     ),
-    "predict": ("posterity predict run", "posterity predict run --data new.csv --out predictions.csv"),
+    "predict": (
+        "posterity predict run",
+        "posterity predict run --data new.csv --out predictions.csv",
+        "posterity predict run --data new.csv --level 0.9 --quantiles 0.05,0.5,0.95 --conformal",
+    ),
     "evaluate": (
         "posterity evaluate run",
         "posterity evaluate run --data later.csv --json",

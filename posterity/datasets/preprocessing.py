@@ -182,17 +182,19 @@ def prepare(
     preprocessing: Preprocessing | None = None,
     *,
     log_target: bool = False,
+    parts: tuple[Tensor, Tensor] | None = None,
 ) -> PreparedTable:
     """Split the rows of a table read with a target, fit the preprocessing to the training rows, apply it to all.
 
     With `preprocessing`, that of an earlier run on the same table, the rows are split and encoded as in that run. With
-    `log_target` the logarithm of the target is what is predicted.
+    `log_target` the logarithm of the target is what is predicted. `parts` are the training and test rows, where the
+    seed shall not draw them.
     """
     classes = None
     if preprocessing is not None and preprocessing.target.classes:
         assert table.roles is not None
         classes = preprocessing.target.encode(table.column(preprocessing.target.name), table.roles.decimal, [])
-    train, test = split(table, test_fraction, seed, classes)
+    train, test = split(table, test_fraction, seed, classes) if parts is None else parts
     if preprocessing is None:
         preprocessing = Preprocessing.fit(table, train, log_target=log_target)
     inputs, targets, notes = preprocessing.transform(table)

@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -108,13 +108,16 @@ class Stacked:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all but the seconds into the run folder `path`, atomically; `Stacked.load` reads it back."""
+        RunFolder(path).commit(self.parts(), drop=["fit-*"])
+
+    def parts(self) -> dict[str, Part]:
+        """Return all but the seconds as parts of a run folder."""
         tensors: dict[str, Tensor] = {}
         names = {name: f"fit-{index}" for index, name in enumerate(self.fits)}
         scores = [score[:3] for score in self.scores]  # equal fits give equal bytes: no seconds
         own = {name: getattr(self, name) for name in _STORED} | {"scores": scores, "fits": names}
         config = {name: encode(value, tensors, name) for name, value in own.items()}
-        parts = {names[name]: fit.part() for name, fit in self.fits.items()}
-        RunFolder(path).commit({"stacked": Part(config, tensors), **parts}, drop=["fit-*"])
+        return {"stacked": Part(config, tensors), **{names[name]: fit.part() for name, fit in self.fits.items()}}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: torch.device | str | None = None) -> "Stacked":
@@ -178,6 +181,9 @@ def fit_automatic(
     labels = rows.targets.cpu() if rows.classes else None
     by = {"groups": groups, "times": times}
     chosen = {name: np.asarray(given)[kept.numpy()] for name, given in by.items() if given is not None}
+    for name, values in chosen.items():  # fewer groups or times than folds
+        most = len(np.unique(values.astype(str) if values.dtype == object else values)) - (name == "times")
+        plan = replace(plan, folds=max(2, min(plan.folds, most)))
     parts = folds_of(count, plan.folds, labels=labels, seed=seed, **chosen)
     trials = _trials(rows, _candidates(rows, plan, mean, scale), parts, plan, key, begin + RUNAWAY * seconds)
     return (_classes if rows.classes else _regression)(rows, trials)

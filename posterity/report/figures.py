@@ -4,14 +4,14 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from posterity.datasets import DataSet
 from posterity.metrics import negative_log_likelihood, reliability
-from posterity.posteriors import Posterior
+from posterity.predictive import Predictive
 from posterity.report import canvas
 from posterity.report.canvas import ORANGE, array
 from posterity.report.files import check_figure_path
@@ -27,7 +27,17 @@ COLOURS = ("#053061", "#67001f", "#276419", "#40004b", "#7f3b08", "#003c30")
 MARKERS = ("o", "^", "s", "D", "v", "P")
 NOISE_BAND, WEIGHT_BAND, LINE, INK = "#c6dbef", "#6baed6", "#08519c", "#222222"
 Path_ = str | os.PathLike[str]
-Panels = Mapping[str, Posterior]
+
+
+class Predictor(Protocol):
+    """What figures need of a posterior, or of a mixture of fits."""
+
+    def predict(self, inputs: Tensor) -> Predictive:
+        """The predictive of the targets at these inputs."""
+        ...
+
+
+Panels = Mapping[str, Predictor]
 Scores = Mapping[str, float]
 Lines = Mapping[str, str]
 
@@ -211,7 +221,7 @@ def _figure(count: int, *, width: float, height: float) -> tuple["Figure", list[
 
 
 def _title(
-    panel: "Axes", title: str, posterior: Posterior, data: DataSet, nll: Scores | None, lines: Lines | None
+    panel: "Axes", title: str, posterior: Predictor, data: DataSet, nll: Scores | None, lines: Lines | None
 ) -> None:
     test = data.test
     value = negative_log_likelihood(posterior.predict(test.inputs), test.targets) if nll is None else nll[title]

@@ -64,6 +64,7 @@ def test_the_json_document_has_what_the_table_has(run):
     assert first.keys() == common | {
         "method",
         "far",
+        "chosen",
         "evidence",
         "kl_weight",
         "chains",

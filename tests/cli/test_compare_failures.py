@@ -11,6 +11,7 @@ from clitables import rows
 
 from posterity.cli.frame import scores, tasks
 from posterity.cli.frame.options import ReadingOptions, TableOptions
+from posterity.cli.frame.outside import numeric_features
 from posterity.errors import BadData, Diverged, NotPositiveDefinite
 from posterity.posteriors import Point
 from posterity.recipes.settings import Settings
@@ -172,7 +173,7 @@ def test_only_numbers_are_moved_far_away(tmp_path):
     file.write_text("\n".join(["a,colour,flag,y", *lines]))
     columns, reading = TableOptions(target="y", task="regression"), ReadingOptions()
     task = tasks.make_task(str(file), ("map",), Settings(hidden=(4,)), columns, reading, "cpu")
-    numeric = scores._numeric_inputs(task)
+    numeric = numeric_features(task.source.preprocessing, task.data.train.inputs.shape[1])
     assert numeric.tolist() == [True, False, False, False]
     train, test = task.data.train.inputs, task.data.test.inputs
     for moved in (scores._pushed_out(task.data, numeric), scores._box(task.data, numeric)):

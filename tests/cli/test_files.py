@@ -17,6 +17,8 @@ from posterity.storage import RunFolder, decode
 pytestmark = pytest.mark.cpu
 TINY = ("--hidden", "4", "--steps", "60", "--prior-scale", "1", "--device", "cpu")
 
+PREDICTED = ["mean", "std", "lower", "upper", "aleatoric_std", "epistemic_std", "outside"]
+
 
 def write(path, header, rows):
     path.write_text("\n".join(",".join(map(str, row)) for row in [header, *rows]) + "\n")
@@ -178,7 +180,7 @@ def test_predictions_of_the_own_test_rows_have_all_columns_as_written(run, fitte
     result = run("predict", fitted_prices)
     assert result.code == 0
     rows, written = table(result.out), table(prices.read_text())
-    assert list(rows[0]) == ["id", "size", "colour", "price", "mean", "std", "lower", "upper"]
+    assert list(rows[0]) == ["id", "size", "colour", "price", *PREDICTED]
     assert len(rows) == 12
     for row in rows:
         own = written[int(row["id"])]
@@ -205,7 +207,7 @@ def test_other_rows_without_a_target_are_predicted_in_order(run, fitted_prices, 
     result = run("predict", fitted_prices, "--data", new)
     assert result.code == 0
     rows = table(result.out)
-    assert list(rows[0]) == ["colour", "mean", "size", "predicted_mean", "std", "lower", "upper"]
+    assert list(rows[0]) == ["colour", "mean", "size", "predicted_mean", *PREDICTED[1:]]
     assert [row["mean"] for row in rows] == ["a", "b", "c"]
     assert rows[1]["size"] == ""
     assert "categories that no training row has ('green')" in result.err
@@ -234,7 +236,8 @@ def test_classes_keep_their_names(run, fruit, tmp_path):
     words = ("--target", "kind", "--out", tmp_path / "run", *TINY, "--steps", "200")
     assert run("fit", fruit, *words).code == 0
     rows = table(run("predict", tmp_path / "run", "--data", fruit).out)
-    assert list(rows[0])[3:] == ["p_apple", "p_pear tree", "prediction", "entropy"]
+    parts = ["entropy", "aleatoric", "epistemic", "outside"]
+    assert list(rows[0])[3:] == ["p_apple", "p_pear tree", "prediction", *parts]
     assert len(rows) == 70
     right = sum(row["prediction"] == row["kind"] for row in rows) / 70
     assert right > 0.9

@@ -23,7 +23,7 @@ def fit_words(folder, *options):
 
 def test_a_run_folder_has_the_posterior_the_trace_and_the_task(fitted):
     folder = RunFolder(fitted)
-    assert folder.parts() == ("posterior", "rows", "scores", "task", "trace")
+    assert folder.parts() == ("posterior", "reach", "rows", "scores", "task", "trace")
     task = folder.read("task").config
     assert {name: task[name] for name in ("data", "method", "seed", "steps")} == {
         "data": "two-moons",

@@ -15,7 +15,7 @@ from posterity.cli import verbs
 from posterity.cli.frame import options
 from posterity.cli.main import EXAMPLES, app
 from posterity.cli.verbs.compare import Files
-from posterity.cli.verbs.fit import RunOptions
+from posterity.cli.verbs.fit import FoldOptions, RunOptions
 from posterity.inference import Method
 from posterity.networks.mlp import ACTIVATIONS
 from posterity.options import describe, flag
@@ -31,6 +31,7 @@ GROUPS = (
     options.MethodsOption,
     options.ReadingOptions,
     options.TableOptions,
+    FoldOptions,
     RunOptions,
     Files,
 )

@@ -29,22 +29,31 @@ def test_classification_prints_probabilities_prediction_and_entropy(run, fitted)
     result = run("predict", fitted)
     assert (result.code, result.err) == (0, "")
     rows = table(result.out)
-    assert list(rows[0]) == ["x1", "x2", "p_upper", "p_lower", "prediction", "entropy"]
+    names = ["x1", "x2", "p_upper", "p_lower", "prediction", "entropy", "aleatoric", "epistemic", "outside"]
+    assert list(rows[0]) == names
     data = po.datasets.load("two-moons")
     pred = po.load(fitted, po.networks.MLP((2, 6, 2), activation="tanh")).predict(data.test.inputs)
     assert torch.allclose(column(rows, "x2"), data.test.inputs[:, 1].double(), rtol=1e-8)
     assert torch.allclose(column(rows, "p_lower"), pred.probs[:, 1], rtol=1e-8)
     assert torch.allclose(column(rows, "entropy"), pred.entropy, rtol=1e-8)
+    assert torch.allclose(column(rows, "aleatoric") + column(rows, "epistemic"), pred.entropy, rtol=1e-6)
     assert [row["prediction"] for row in rows] == [("upper", "lower")[i] for i in pred.probs.argmax(-1)]
 
 
 def test_regression_prints_mean_spread_and_interval(run, tmp_path):
     assert run("fit", "line", "--out", tmp_path / "run", "--method", "conjugate", "--device", "cpu").code == 0
     rows = table(run("predict", tmp_path / "run").out)
-    assert list(rows[0]) == ["x1", "mean", "std", "lower", "upper"]
+    assert list(rows[0]) == ["x1", "mean", "std", "lower", "upper", "aleatoric_std", "epistemic_std", "outside"]
     mean, std, lower, upper = (column(rows, name) for name in ("mean", "std", "lower", "upper"))
     assert torch.allclose(upper - mean, 1.959964 * std, rtol=1e-4)
     assert torch.allclose(mean - lower, 1.959964 * std, rtol=1e-4)
+    aleatoric, epistemic = column(rows, "aleatoric_std"), column(rows, "epistemic_std")
+    assert torch.allclose(aleatoric, torch.full_like(std, 0.5))  # the noise of line
+    assert torch.allclose(aleatoric.square() + epistemic.square(), std.square(), rtol=1e-6)
+    other = table(run("predict", tmp_path / "run", "--level", "0.5", "--quantiles", "0.25,0.9").out)
+    assert torch.allclose(column(other, "upper") - mean, 0.6744898 * std, rtol=1e-4)
+    assert torch.allclose(column(other, "q0.25"), column(other, "lower"))
+    assert torch.allclose(column(other, "q0.9") - mean, 1.2815516 * std, rtol=1e-4)
     targets = po.datasets.load("line").test.targets[:, 0]
     inside = ((targets > lower) & (targets < upper)).double().mean()
     assert abs(float(inside) - 0.95) < 5 * (0.95 * 0.05 / 500) ** 0.5

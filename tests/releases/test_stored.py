@@ -116,6 +116,9 @@ def test_finished_runs_of_the_command_line_say_the_same(name, asked, tmp_path, m
         told, then = (
             json.dumps(value, indent=2) for value in ({**{k: document[k] for k in known}, "scores": scores}, known)
         )
+    if asked == "predict":  # the parts of the uncertainty come last
+        count = then.splitlines()[0].count(",") + 1
+        told = "".join(",".join(line.split(",")[:count]) + "\n" for line in told.splitlines())
     same_text(told, then)
 
 

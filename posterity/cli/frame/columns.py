@@ -1,10 +1,12 @@
 """The scores of predictions, as columns of tables and as JSON, with bootstrap intervals."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from posterity.cli.frame.sources import Source
@@ -24,7 +26,8 @@ from posterity.metrics import (
     root_mean_squared_error,
 )
 from posterity.metrics.scores import mean_over_rows, per_row
-from posterity.predictive.predictive import Predictive
+from posterity.predictive import ClassPredictive, GaussianPredictive, Predictive
+from posterity.storage.part import JSON
 
 LEVEL = 0.95
 """Of the intervals whose coverage and width are scored, and of the bootstrap intervals of the scores."""
@@ -156,6 +159,32 @@ def scores_and_intervals(
         )
         values[column.key] = _known(value)
         ends[column.key] = both if all(map(math.isfinite, both)) else None
+    return values, ends
+
+
+def pooled_scores(parts: Sequence[tuple[Predictive, Tensor]], data: DataSet) -> tuple[dict[str, JSON], dict[str, JSON]]:
+    """The scores of all rows of several predictives with their targets, in one unit, and their bootstrap intervals.
+
+    Scores that are biased on few rows, or that are not defined, are left out.
+    """
+    targets = torch.cat([y.cpu() for _, y in parts])
+    means = torch.cat([pred.mean.double().cpu() for pred, _ in parts])
+    pooled: Predictive = (  # scores that are no means over rows depend on the means alone
+        ClassPredictive(means) if parts[0][0].classifies else GaussianPredictive(means, 0.0 * means, means.new_ones(1))
+    )
+    values: dict[str, JSON] = {}
+    ends: dict[str, JSON] = {}
+    for column in all_columns(data):
+        if not column.resamples:
+            continue
+        metric: Any = column.metric
+        if hasattr(metric, "rows"):
+            rows = torch.cat([metric.rows(pred, y).double().cpu() for pred, y in parts])
+            metric = mean_over_rows(lambda p, y, rows=rows: rows, metric.of_mean)
+        value, *both = bootstrap(metric, pooled, targets, LEVEL)
+        if math.isfinite(value):
+            values[column.key] = value
+            ends[column.key] = [*both] if all(map(math.isfinite, both)) else None
     return values, ends
 
 

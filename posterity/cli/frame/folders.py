@@ -10,17 +10,22 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from posterity.cli.frame.options import ReadingOptions, TableOptions
+from posterity.cli.frame.fitting import Model, stored_model
+from posterity.cli.frame.options import AUTO, METHODS, ReadingOptions, TableOptions
 from posterity.cli.frame.output import UsageError, option_values
-from posterity.cli.frame.sources import Source, find_data, other_source, own_source, stored_hashes, stored_preprocessing
+from posterity.cli.frame.sources import (
+    Source,
+    find_data,
+    num_inputs,
+    other_source,
+    own_source,
+    stored_hashes,
+    stored_preprocessing,
+)
 from posterity.datasets import TOYS, Preprocessing
 from posterity.datasets.splitting import SEPARATORS
 from posterity.errors import BadData, BadFolder, shown, unknown
-from posterity.networks import MLP
 from posterity.options import as_json, describe, from_mapping, types, words
-from posterity.posteriors import Posterior
-from posterity.posteriors.load import load
-from posterity.recipes.methods import RECIPES
 from posterity.recipes.settings import Settings
 from posterity.storage import Part, RunFolder, disk
 from posterity.storage.part import JSON
@@ -32,9 +37,10 @@ TASK: dict[str, Any] = {  # what every run stores of its task, beside the settin
     "method": str,
     "task": Literal["regression", "classification"],
     "classes": list[str] | None,
-    "network": dict[str, Any],
     "seed": int,
 }
+TASK_OF_METHODS = {**TASK, "network": dict[str, Any]}
+TASK_OF_AUTO = {**TASK, "inputs": int, "seconds": float}
 AS_BEFORE = ("map", "laplace", "ensemble", "conjugate", "nuts")  # what they do with all options given is as in 0.1.0
 ANEW = "give another folder to --out, or --force to start anew: what is there is replaced when the new run is complete."
 
@@ -86,6 +92,15 @@ class Slot:
                     disk.remove(self._stages.path)
             self._stages.commit({"task": Part(self.config)})
             yield
+
+    @property
+    def stages(self) -> Path:
+        """The folder of all stages."""
+        return self._stages.path
+
+    def part(self, name: str) -> dict[str, Any]:
+        """A part of the finished run that is JSON only."""
+        return dict(self._folder.read(name).config)
 
     def stage(self, number: int, name: str) -> Path:
         """The folder of one stage."""
@@ -157,25 +172,24 @@ class Slot:
 def _meant_then(config: Mapping[str, JSON]) -> str:
     """What this command meant to release 0.1.0 where that is not what it means now; else nothing."""
     method = config["method"]
-    if config["noise"] == "learn":
+    if config.get("noise") == "learn":
         return "the noise was fitted along with the weights"
     if method == "laplace" and config["tune"]:
         return "laplace tuned a prior scale that was given"
     return "" if method in AS_BEFORE else f"{method} took other steps"
 
 
-def open_run(path: Path) -> tuple[dict[str, Any], Posterior]:
+def open_run(path: Path) -> tuple[dict[str, Any], Model]:
     """What a finished run was, and its posterior with the network built anew."""
     config: dict[str, Any] = dict(RunFolder(path).read("task").config)
     with reading(f"Run folder '{path}': part 'task'"):
-        check_fields("The task", {name: config[name] for name in TASK}, TASK)
-        if config["method"] not in RECIPES:
-            raise BadFolder(f"{unknown('method', config['method'], RECIPES)} Upgrade posterity, or fit the run anew.")
-        try:
-            network = MLP(**config["network"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise BadFolder(f"It does not describe a network ({error}). Fit it anew.") from error
-        if config["classes"] is not None and len(config["classes"]) != network.config["sizes"][-1]:
+        wanted = TASK_OF_AUTO if config["method"] == AUTO else TASK_OF_METHODS
+        check_fields("The task", {name: config[name] for name in wanted}, wanted)
+        if config["method"] not in METHODS:
+            raise BadFolder(f"{unknown('method', config['method'], METHODS)} Upgrade posterity, or fit the run anew.")
+        model = stored_model(path, config, config.get("network"))
+        outputs = config["network"]["sizes"][-1] if "network" in config else len(config["classes"] or ())
+        if config["classes"] is not None and len(config["classes"]) != outputs:
             raise BadFolder("The network must have an output for each class. Fit the run anew.")
         if (config["task"] == "classification") != (config["classes"] is not None):
             raise BadFolder(f"Classes do not suit the task {config['task']}. Fit the run anew.")
@@ -188,7 +202,7 @@ def open_run(path: Path) -> tuple[dict[str, Any], Posterior]:
         for kind in (ReadingOptions, TableOptions) if "sha256" in config else ():
             options = from_mapping(kind, {name: config[name] for name in describe(kind) if name in config})
             check_fields("The task", vars(options), types(kind))
-    return config, load(path, network)
+    return config, model
 
 
 def _is_ours(stages: Path) -> bool:
@@ -207,14 +221,16 @@ def _is_fresh(stages: Path) -> bool:
 class Run:
     """A finished run: all it depended on, and its posterior; of one on a file, the file and its preprocessing too.
 
-    `fitted` are the hashes of the rows that it was fitted to; None for runs of earlier releases, which do not have it.
+    `fitted` are the hashes of the rows that it was fitted to, and `reach` says how far these reach; None for runs of
+    earlier releases, which do not have them.
     """
 
     config: dict[str, Any]
-    posterior: Posterior
+    posterior: Model
     file: Path | None = None
     preprocessing: Preprocessing | None = None
     fitted: Tensor | None = None
+    reach: Part | None = None
 
 
 def find_run(path: Path) -> Run:
@@ -223,9 +239,10 @@ def find_run(path: Path) -> Run:
         config, posterior = open_run(path)
         folder = RunFolder(path)
         fitted = stored_hashes(folder.read("rows"), path) if "rows" in folder.parts() else None
+        reach = folder.read("reach") if "reach" in folder.parts() else None
         if "preprocessing" not in folder.parts():
-            return Run(config, posterior, fitted=fitted)
-        return Run(config, posterior, *stored_preprocessing(folder.read("preprocessing"), path, config), fitted)
+            return Run(config, posterior, fitted=fitted, reach=reach)
+        return Run(config, posterior, *stored_preprocessing(folder.read("preprocessing"), path, config), fitted, reach)
     except BadFolder as error:
         error.add_note("a run folder is made by 'posterity fit DATA --out RUN'.")
         raise
@@ -247,7 +264,7 @@ def find_rows(run: Run, data: str | None, reading: ReadingOptions, verb: str, *,
         if data is not None and data not in TOYS and Path(data).exists():
             raise _misfit(run, f"the file {data}")
         source = find_data(str(run.config["data"]) if data is None else data, TableOptions(), reading)
-    rows, wanted = source.data, run.config["network"]["sizes"][0]
+    rows, wanted = source.data, num_inputs(run.config)
     if run.preprocessing is not None or rows.task != run.config["task"] or rows.test.inputs.shape[1:] != (wanted,):
         raise _misfit(run, f"{rows.task} with {rows.test.inputs.shape[1]} ({rows.name})")
     if targets and rows.classes is not None and list(rows.classes) != run.config["classes"]:
@@ -262,7 +279,7 @@ def _read_as_before(run: Run, reading: ReadingOptions) -> ReadingOptions:
 
 
 def _misfit(run: Run, came: str) -> BadData:
-    wanted = run.config["network"]["sizes"][0]
+    wanted = num_inputs(run.config)
     error = BadData(
         f"The run was fitted to {run.config['task']} with {wanted} inputs ({run.config['data']}). Got {came}."
     )

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from posterity.errors import positive
 from posterity.options import check, comma_separated, option, refused
 from posterity.recipes.methods import RECIPES
 
@@ -26,9 +27,15 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stand
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.", rich_help_panel=OUTPUT)]
 
 
-def _between_0_and_1(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise refused(f"{name} must be between 0 and 1. Got {value:g}.", "0.2 tests on a fifth of the rows.")
+TEST_FRACTION = 0.2
+
+
+def _share(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise refused(
+            f"{name} must be from 0 up and below 1. Got {value:g}.",
+            f"{TEST_FRACTION:g} tests on a fifth of the rows, 0 fits all of them.",
+        )
 
 
 _FILES: dict[str, Any] = {"panel": "Data"}
@@ -76,19 +83,73 @@ class TableOptions:
         flags=("--log-target",),
         **_FILES,
     )
-    test_fraction: float = option(
-        0.2, help="The part of the rows to test on.", unit="X", check=_between_0_and_1, **_FILES
+    test_fraction: float | None = option(
+        None,
+        help="The part of the rows to test on; 0 fits all rows.",
+        unit="X",
+        check=_share,
+        usual=f"{TEST_FRACTION:g}; 0 with --cv",
+        **_FILES,
+    )
+    group: str | None = option(
+        None,
+        help="Rows of one value in this column stay together, in test rows and in all folds. It is no input.",
+        unit="COLUMN",
+        **_FILES,
+    )
+    time: str | None = option(
+        None,
+        help="Rows are in the order of this column: later rows test fits to earlier ones, in all folds. It is no "
+        "input.",
+        unit="COLUMN",
+        **_FILES,
+    )
+    keep: bool = option(
+        False, help="The column of --group or --time is an input all the same.", flags=("--keep",), **_FILES
     )
 
     def __post_init__(self) -> None:
         check(self)
+        if self.group is not None and self.time is not None:
+            raise refused("--group and --time cannot be given together.", "leave one of them out.")
+        if self.keep and self.group is self.time:
+            raise refused("--keep is for the column of --group or --time, and neither is given.", "leave --keep out.")
+        if self.target is not None and self.target in (self.group, self.time):
+            raise refused(
+                f"The column {self.target!r} cannot be both the target and what orders the rows.", "name another."
+            )
+
+
+AUTO = "auto"
+SECONDS = 60.0
+METHODS = (*RECIPES, AUTO)
+_BUDGET: dict[str, Any] = {
+    "help": "The budget of auto on two CPU cores, from which its plan follows.",
+    "unit": "S",
+    "check": positive,
+    "usual": f"{SECONDS:g}",
+    "panel": "Method",
+}
+
+
+def method_label(word: str) -> str:
+    """The name of a method as people write it."""
+    return RECIPES[word].label if word in RECIPES else word
 
 
 @dataclass(frozen=True)
 class MethodOption:
     """The method to fit by."""
 
-    method: str = option("laplace", help="One of", unit="NAME", choices=tuple(RECIPES), panel="Method")
+    method: str | None = option(
+        None,
+        help="One of",
+        unit="NAME",
+        choices=METHODS,
+        usual="auto for files; laplace for data sets, and where another option of a network or a method is given",
+        panel="Method",
+    )
+    seconds: float | None = option(None, **_BUDGET)
 
     def __post_init__(self) -> None:
         check(self)
@@ -111,3 +172,23 @@ class MethodsOption:
         check(self)
         if not self.methods:
             raise refused("--methods names no method.", f"the methods are {', '.join(RECIPES)}.")
+
+
+@dataclass(frozen=True)
+class ComparedOption(MethodsOption):
+    """The methods of a comparison, of which one may choose by itself."""
+
+    methods: tuple[str, ...] = option(
+        ("map", "laplace"),
+        help="Methods, with commas between them:",
+        unit="NAMES",
+        choices=METHODS,
+        parse=comma_separated,
+        panel="Method",
+    )
+    seconds: float | None = option(None, **_BUDGET)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seconds is not None and AUTO not in self.methods:
+            raise refused("--seconds is for auto, which was not asked for.", "add auto to --methods, or leave it out.")

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -11,11 +12,12 @@ import torch
 from posterity.cli.frame import tasks
 from posterity.cli.frame.baselines import Baseline, baselines
 from posterity.cli.frame.columns import scores_and_intervals
+from posterity.cli.frame.fitting import Asked, Model, timed_automatic
+from posterity.cli.frame.options import AUTO, method_label
 from posterity.cli.frame.output import error_line, hint_line, log
 from posterity.cli.frame.scores import chains_of, evidence, far_away, negative_limits
 from posterity.cli.frame.tasks import Stage, Task, kl_weight, warm_up
 from posterity.errors import Diverged, PosterityError
-from posterity.posteriors import Posterior
 from posterity.predictive import Predictive
 from posterity.recipes.methods import RECIPES
 
@@ -35,7 +37,7 @@ class Outcome:
     label: str
     numbers: dict[str, Any]
     predictive: Predictive | None = None
-    posterior: Posterior | None = None
+    posterior: Model | None = None
     failed: str | None = None
     reason: str | None = None
     code: int = 0
@@ -46,7 +48,7 @@ class Outcome:
         return self.failed is None
 
 
-def run_methods(names: Sequence[str], task: Task, *, quiet: bool, debug: bool) -> list[Outcome]:
+def run_methods(names: Sequence[str], task: Task, auto: Asked, *, quiet: bool, debug: bool) -> list[Outcome]:
     """Run methods in turn; those that begin alike share what they begin with. A failure ends only what needs it.
 
     An interruption ends the method under way and those after it. The seconds of a method count only the stages that it
@@ -58,15 +60,19 @@ def run_methods(names: Sequence[str], task: Task, *, quiet: bool, debug: bool) -
     interrupted = False
     for name in names:
         if interrupted:
-            outcomes.append(_failed(name, RECIPES[name].label, "not run: interrupted before", "not run", INTERRUPTED))
+            outcomes.append(_failed(name, method_label(name), "not run: interrupted before", "not run", INTERRUPTED))
             continue
         try:
-            outcomes.append(_run_method(name, names, task, done, quiet=quiet, debug=debug))
+            if name == AUTO:
+                call = partial(_run_automatic, auto, task, quiet=quiet)
+                outcomes.append(_guarded(AUTO, AUTO, call, debug=debug))
+            else:
+                outcomes.append(_run_method(name, names, task, done, quiet=quiet, debug=debug))
         except KeyboardInterrupt:
             if not any(outcome.worked for outcome in outcomes):
                 raise  # there is nothing to keep
             interrupted = True
-            outcomes.append(_failed(name, RECIPES[name].label, "interrupted", "interrupted", INTERRUPTED))
+            outcomes.append(_failed(name, method_label(name), "interrupted", "interrupted", INTERRUPTED))
             log("interrupted: what is finished follows", quiet=quiet)
     return outcomes
 
@@ -90,9 +96,15 @@ def run_baselines(task: Task, *, debug: bool) -> list[Outcome]:
 
 def shares(name: str, names: Collection[str]) -> str | None:
     """The compared method whose result `name` starts from, if any."""
-    before = RECIPES[name].after
+    before = RECIPES[name].after if name != AUTO else ()
     begins = [before[:count] for count in range(len(before), 0, -1)]
-    return next((other for begin in begins for other in names if RECIPES[other].stages == begin), None)
+    named = [other for other in names if other != AUTO]
+    return next((other for begin in begins for other in named if RECIPES[other].stages == begin), None)
+
+
+def _run_automatic(auto: Asked, task: Task, *, quiet: bool) -> Outcome:
+    model, seconds = timed_automatic(auto, task.source, quiet=quiet)
+    return _outcome(AUTO, task, model, seconds, chosen=model.sentence)
 
 
 def _run_method(
@@ -122,22 +134,23 @@ def _run_method(
             seconds += result.seconds
         last = result
     assert last is not None
-    posterior = last.posterior
+    return _guarded(name, recipe.label, partial(_outcome, name, task, last.posterior, seconds), debug=debug)
 
-    def outcome() -> Outcome:
-        predictive = posterior.predict(task.data.test.inputs)
-        numbers: dict[str, Any] = {
-            **_scored(predictive, task),
-            "far": far_away(posterior, predictive, task),
-            "evidence": evidence(posterior, task),
-            "kl_weight": kl_weight(name, task),
-            "chains": chains_of(posterior, task),
-            "negative_limits": negative_limits(predictive, task.source),
-            "seconds": round(seconds, 3),
-        }
-        return Outcome(name, recipe.label, numbers, predictive, posterior)
 
-    return _guarded(name, recipe.label, outcome, debug=debug)
+def _outcome(name: str, task: Task, model: Model, seconds: float, chosen: str | None = None) -> Outcome:
+    """Score a fitted method; `chosen` is the sentence of `auto`."""
+    predictive = model.predict(task.data.test.inputs)
+    numbers: dict[str, Any] = {
+        **_scored(predictive, task),
+        "chosen": chosen,
+        "far": far_away(model, predictive, task),
+        "evidence": evidence(model, task),
+        "kl_weight": kl_weight(name, task),
+        "chains": chains_of(model, task),
+        "negative_limits": negative_limits(predictive, task.source),
+        "seconds": round(seconds, 3),
+    }
+    return Outcome(name, method_label(name), numbers, predictive, model)
 
 
 def _guarded_stage(stage: str, task: Task, start: Stage | None, *, quiet: bool, debug: bool) -> Stage | Outcome:

@@ -57,11 +57,13 @@ class Terminal(Console):
         """Print, with room for the longest words of tables."""
         own, wide = self.width, self.options.update(width=_ANY)
         tables = [item for item in objects if isinstance(item, Table)]
-        least = max((Measurement.get(self, wide, table).minimum for table in tables), default=0)
-        if least <= own:
+        for column in (column for each in tables for column in each.columns if column.no_wrap):
+            column.min_width = max(Measurement.get(self, wide, cell).maximum for cell in (column.header, *column.cells))
+        needed = [Measurement.get(self, wide, table) for table in tables]
+        if max((each.minimum for each in needed), default=0) <= own:
             super().print(*objects, **options)
             return
-        self.width = least
+        self.width = max(each.maximum for each in needed)
         try:
             super().print(*objects, **options)
         finally:

@@ -16,6 +16,9 @@ from torch import Tensor
 import posterity
 from posterity.cli.frame.baselines import baselines
 from posterity.cli.frame.columns import columns
+from posterity.cli.frame.fitting import Model
+from posterity.cli.frame.options import AUTO, METHODS, method_label
+from posterity.cli.frame.outside import numeric_features
 from posterity.cli.frame.sources import Source
 from posterity.cli.frame.tasks import Task, describe, has_figure
 from posterity.datasets import DataSet
@@ -24,10 +27,9 @@ from posterity.likelihoods import Gaussian
 from posterity.metrics import out_of_distribution_auroc
 from posterity.model.scales import chosen_scales
 from posterity.numerics.random import Key
-from posterity.posteriors import Linearized, Posterior, Samples
+from posterity.posteriors import Linearized, Samples
 from posterity.predictive.predictive import Predictive
 from posterity.priors import Normal
-from posterity.recipes.methods import RECIPES
 from posterity.report import comparison, predicted_observed, reliability_diagram
 from posterity.report.figures import MOST_INTERVALS
 from posterity.report.html import Picture, comparison_page
@@ -37,7 +39,7 @@ from posterity.storage.part import JSON
 ROWS = 100  # training rows at which the outputs of chains are compared
 
 
-def chains_of(posterior: Posterior, task: Task) -> dict[str, JSON] | None:
+def chains_of(posterior: Model, task: Task) -> dict[str, JSON] | None:
     """Diagnostics of chains, of the network's outputs at training rows and of the noise; None for other posteriors."""
     if not isinstance(posterior, Samples):
         return None
@@ -61,14 +63,14 @@ def chains_line(method: str, result: dict[str, Any]) -> str:
     numbers += [f"bulk ESS {result['bulk_ess']:,.0f}"] if result["bulk_ess"] is not None else []
     numbers += [f"{result['divergences']} divergences"] if result["divergences"] is not None else []
     verdict = f" Not to be relied on yet: {result['warnings'][0]}" if result["warnings"] else " They agree."
-    return f"{RECIPES[method].label}: {', '.join([chains, *numbers])} (outputs at training rows, noise).{verdict}"
+    return f"{method_label(method)}: {', '.join([chains, *numbers])} (outputs at training rows, noise).{verdict}"
 
 
 def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None  # chains that never move have an infinite R-hat
 
 
-def evidence(posterior: Posterior, task: Task) -> dict[str, float] | None:
+def evidence(posterior: Model, task: Task) -> dict[str, float] | None:
     """Log evidence in nats, and the prior scale and noise for which it is, tuned or not; None where there is none.
 
     Noise and evidence are in the units of the file's target. Where its logarithm is modelled, the noise is in units of
@@ -99,7 +101,7 @@ def evidence_line(method: str, task: Task, result: dict[str, float]) -> str:
     names = {"prior_scale": "prior scale", "noise": "noise of the logarithm" if task.source.log_target else "noise"}
     known = [f"{text} {result[key]:.4g}" for key, text in names.items() if key in result]
     known.append(f"log evidence {result['log_evidence']:.2f} nats.")
-    return f"{RECIPES[method].label}: {', '.join(known)}"
+    return f"{method_label(method)}: {', '.join(known)}"
 
 
 def negative_limits(predictive: Predictive, source: Source) -> int:
@@ -133,14 +135,14 @@ WIDE = 3.0  # times as wide as the training rows: the box that foreign inputs co
 FOREIGN = 500  # inputs of either kind
 
 
-def far_away(posterior: Posterior, predictive: Predictive, task: Task) -> dict[str, float] | None:
+def far_away(posterior: Model, predictive: Predictive, task: Task) -> dict[str, float] | None:
     """How a posterior, with this predictive at the test rows, predicts away from all training rows.
 
     Classes: the mean confidence far out, and the AUROC by which entropy tells inputs of a wide box from test rows.
     Regression: the median predictive standard deviation far out, in that at the test rows. None without any numeric
     input, or where predictions so far out are not finite.
     """
-    numeric = _numeric_inputs(task)
+    numeric = numeric_features(task.source.preprocessing, task.data.train.inputs.shape[1])
     if not numeric.any():
         return None
     far = posterior.predict(_pushed_out(task.data, numeric))
@@ -153,16 +155,6 @@ def far_away(posterior: Posterior, predictive: Predictive, task: Task) -> dict[s
     else:
         result = {"width": float(far.std.double().median() / predictive.std.double().median())}
     return result if all(map(math.isfinite, result.values())) else None
-
-
-def _numeric_inputs(task: Task) -> Tensor:
-    """Which inputs are numbers, (D,); categories and indicators cannot be far from anything."""
-    fitted = task.source.preprocessing
-    if fitted is None:
-        return torch.ones(task.data.train.inputs.shape[1], dtype=torch.bool)
-    return torch.tensor(
-        [column.kind == "number" and name == column.name for column in fitted.inputs for name in column.features]
-    )
 
 
 def _pushed_out(data: DataSet, numeric: Tensor) -> Tensor:
@@ -207,9 +199,9 @@ def far_lines(task: Task, results: Mapping[str, Mapping[str, float]]) -> list[st
     ]
 
 
-def draw_comparison(path: Path, document: Mapping[str, Any], task: Task, posteriors: Mapping[str, Posterior]) -> None:
+def draw_comparison(path: Path, document: Mapping[str, Any], task: Task, posteriors: Mapping[str, Model]) -> None:
     """Draw what the posteriors predict over the inputs, one panel a method."""
-    panels = {RECIPES[name].label: posterior for name, posterior in posteriors.items()}
+    panels = {method_label(name): posterior for name, posterior in posteriors.items()}
     far = {label: value for label, value in _by_label(document, "far").items() if value}
     comparison(panels, task.data, path, _by_label(document, "test_nll"), {k: _far_words(v) for k, v in far.items()})
 
@@ -243,14 +235,14 @@ def elsewhere(taken: str, results: Mapping[str, Mapping[str, float]]) -> str:
 
 def _by_label(document: Mapping[str, Any], key: str) -> dict[str, Any]:
     """One of the numbers of the methods that worked."""
-    return {RECIPES[row["method"]].label: row[key] for row in document["methods"] if row["failed"] is None}
+    return {method_label(row["method"]): row[key] for row in document["methods"] if row["failed"] is None}
 
 
 def write_report(
     path: Path,
     document: Mapping[str, Any],
     task: Task,
-    posteriors: Mapping[str, Posterior],
+    posteriors: Mapping[str, Model],
     *,
     remarks: Sequence[str],
     words: Sequence[str],
@@ -259,12 +251,9 @@ def write_report(
     page = comparison_page(
         document,
         columns(task.data),
-        {
-            **{word: recipe.label for word, recipe in RECIPES.items()},
-            **{each.word: each.label for each in baselines(task.data)},
-        },
+        {**{word: method_label(word) for word in METHODS}, **{each.word: each.label for each in baselines(task.data)}},
         _pictures(document, task, posteriors) if posteriors else (),
-        network=describe(task),
+        network=describe(task) if set(posteriors) - {AUTO} else f"chosen by {AUTO}",
         remarks=remarks,
         command=shlex.join(["posterity", *words]),
         date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
@@ -277,11 +266,11 @@ def write_report(
     write_file(path, page.encode("utf-8", "replace"))  # a path may hold bytes that are no text
 
 
-def _pictures(document: Mapping[str, Any], task: Task, posteriors: Mapping[str, Posterior]) -> list[Picture]:
+def _pictures(document: Mapping[str, Any], task: Task, posteriors: Mapping[str, Model]) -> list[Picture]:
     """What the methods predict where that can be drawn, and how it agrees with the test rows."""
     data, source = task.data, task.source
     classes = data.classes is not None
-    panels = {RECIPES[name].label: posterior for name, posterior in posteriors.items()}
+    panels = {method_label(name): posterior for name, posterior in posteriors.items()}
     names = ", ".join(panels)
     seen = "Inputs and targets are shown as the network sees them: standardised. " if source.path is not None else ""
     pictures = []

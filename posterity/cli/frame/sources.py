@@ -3,18 +3,21 @@
 import hashlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from posterity.cli.frame.options import DATA_NAMES, ReadingOptions, TableOptions
+from posterity.cli.frame.options import DATA_NAMES, TEST_FRACTION, ReadingOptions, TableOptions
 from posterity.cli.frame.output import UsageError, log
 from posterity.datasets import TOYS, DataSet, LabelledData, Preprocessing, Table, load, prepare, read_table
+from posterity.datasets.columns import infer_kind
+from posterity.datasets.dates import find_order
 from posterity.datasets.files import content
 from posterity.errors import BadData, BadFolder, shown, unknown
+from posterity.inference.folds import folds
 from posterity.options import as_json, describe, from_mapping, words
-from posterity.predictive import ExponentialPredictive, Predictive
+from posterity.predictive import AffinePredictive, ExponentialPredictive, Predictive
 from posterity.storage import Part, decode, encode
 from posterity.storage.part import JSON
 from posterity.storage.schema import reading
@@ -26,7 +29,9 @@ SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".data", ".tab", ".gz", ".zip", ".pa
 class Source:
     """Rows to fit or to score; a file's come with its path, how it was read, and what became of its columns.
 
-    `table` and `test` are the file as written and its test rows there; `config` is what a run on the file depends on.
+    `table` and `test` are the file as written and its test rows there, `train` its training rows; `config` is what a
+    run on the file depends on. `by` has the group or the time of each training row, where these were asked for, as
+    `folds` takes them.
     """
 
     data: DataSet
@@ -34,6 +39,8 @@ class Source:
     preprocessing: Preprocessing | None = None
     table: Table | None = None
     test: tuple[int, ...] = ()
+    train: tuple[int, ...] = ()
+    by: dict[str, Any] = field(default_factory=dict)
     config: dict[str, JSON] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -52,6 +59,18 @@ class Source:
         """Whether the targets are logarithms of what the file has."""
         return self.preprocessing is not None and self.preprocessing.target.log
 
+    @property
+    def order(self) -> Literal["random", "group", "time"]:
+        """How rows are divided into folds."""
+        return "group" if "groups" in self.by else "time" if "times" in self.by else "random"
+
+    def affine_units(self, predictive: Predictive) -> tuple[Predictive, torch.Tensor]:
+        """The predictive and the test targets, or their logarithms where these were modelled, in units of the file."""
+        targets = self.data.test.targets
+        if self.preprocessing is None or predictive.classifies:
+            return predictive, targets
+        return AffinePredictive(predictive, self.shift, self.scale), self.shift + self.scale * targets.double()
+
     def own_units(self, predictive: Predictive) -> tuple[Predictive, torch.Tensor, float]:
         """The predictive and the test targets, and what one unit of both is in the units of the file.
 
@@ -62,6 +81,10 @@ class Source:
             return predictive, targets, self.scale
         own = (self.shift + self.scale * targets.double()).exp()
         return ExponentialPredictive(predictive, self.shift, self.scale), own, 1.0
+
+    def final_units(self, predictive: Predictive) -> tuple[Predictive, torch.Tensor]:
+        """The predictive and the test targets in the units of the file."""
+        return self.own_units(predictive)[:2] if self.log_target else self.affine_units(predictive)
 
     def part(self) -> dict[str, Part]:
         """What a run folder keeps to recognise its training rows and, for a file, to read other files."""
@@ -120,7 +143,7 @@ def read_source(
             path,
             columns.target,
             task=columns.task,  # type: ignore[arg-type]  # read_table refuses other words by name
-            drop=columns.drop,
+            drop=(*columns.drop, *_ordering(columns)),
             category=columns.category,
             **how,
         )
@@ -128,14 +151,94 @@ def read_source(
         if "Unknown column" in str(error) and "Did you mean" in str(error):
             error.add_note(f"its columns are {', '.join(read_table(path, **how).names)}.")
         raise
-    prepared = prepare(table, columns.test_fraction, seed, preprocessing, log_target=columns.log_target)
-    config = {"sha256": digest, **as_json(columns), **how}
-    for later in ("log_target", "thousands", "dates"):  # runs of earlier releases do not have them
-        if not config[later]:
-            del config[later]
+    fraction = TEST_FRACTION if columns.test_fraction is None else columns.test_fraction
+    by = _ordered_by(path, table, columns, how)
+    parts = _parts(len(table), fraction, by, seed)
+    prepared = prepare(table, fraction, seed, preprocessing, log_target=columns.log_target, parts=parts)
+    config = {"sha256": digest, **as_json(columns), "test_fraction": fraction, **how}
+    for name in ("log_target", "group", "time", "keep", "thousands", "dates"):
+        if not config[name]:
+            del config[name]  # runs of earlier releases do not have it
     del config["task"]  # whether the task was given does not matter, the task does
-    test = tuple(prepared.test.tolist())
-    return Source(prepared.data, path.absolute(), prepared.preprocessing, table, test, config, prepared.notes)
+    return Source(
+        prepared.data,
+        path.absolute(),
+        prepared.preprocessing,
+        table,
+        tuple(prepared.test.tolist()),
+        tuple(prepared.train.tolist()),
+        {name: values[prepared.train.numpy()] for name, values in by.items()},
+        config,
+        prepared.notes,
+    )
+
+
+def _ordering(columns: TableOptions) -> tuple[str, ...]:
+    """The column by which rows are grouped or ordered, unless it is an input."""
+    named = columns.group or columns.time
+    return () if named is None or columns.keep or named in columns.drop else (named,)
+
+
+def _ordered_by(path: Path, table: Table, columns: TableOptions, how: dict[str, Any]) -> dict[str, Any]:
+    """The group or time of each row of the table, as `folds` takes them; nothing where none is asked for."""
+    name = columns.group or columns.time
+    if name is None:
+        return {}
+    whole = read_table(path, **{**how, "header": table.named})
+    rows = {line: row for row, line in enumerate(whole.columns[0].lines)}
+    column = whole.column(name).rows(np.array([rows[line] for line in table.columns[0].lines]))
+    option = "--group" if columns.group else "--time"
+    if column.missing.any():
+        row = int(column.missing.argmax())
+        raise BadData(f"{column.at(row)}: there is no value, and {option} needs one in every row. Fill it, or drop it.")
+    if columns.group:
+        return {"groups": np.array(column.words)[column.codes]}
+    assert table.roles is not None
+    try:
+        kind = infer_kind(column, table.roles.decimal)
+    except BadData as error:
+        if "--dates" in str(error):
+            raise
+        kind = "category"  # text
+    if kind == "date":
+        return {"times": column.times("" if column.is_date else find_order(column.words))}
+    if kind not in ("number", "constant"):
+        raise BadData(
+            f"{path}: --time needs a column of numbers or dates, and {shown(name)} has {shown(column.fields[0])}. "
+            "Name another, or leave --time out."
+        )
+    return {"times": column.numbers(table.roles.decimal)}
+
+
+def at_most(num_folds: int, by: dict[str, Any]) -> int:
+    """So many folds, or as many as there are groups or times for; BadData where these are too few for any."""
+    for name, values in by.items():
+        distinct, later = len(np.unique(values)), name == "times"
+        if distinct < 2 + later:
+            raise BadData(
+                f"--{name[:-1]}: {2 + later} different {name} are wanted among the training rows. Got {distinct}. "
+                f"Leave --{name[:-1]} out, or give more rows."
+            )
+        num_folds = min(num_folds, distinct - later)
+    return num_folds
+
+
+def _parts(count: int, fraction: float, by: dict[str, Any], seed: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Training and test rows where they are not drawn at random: all rows, whole groups, or the latest rows to test."""
+    everything = torch.arange(count)
+    at_most(2, by)
+    if fraction == 0:
+        return everything, everything[:0]
+    if "groups" in by:
+        return folds(count, at_most(max(2, round(1 / fraction)), by), seed=seed, **by)[-1]
+    if "times" not in by:
+        return None
+    times = by["times"]
+    distinct, sizes = np.unique(times, return_counts=True)
+    before = np.cumsum(sizes)[:-1]  # rows up to each time that may be the last of the training rows
+    last = distinct[int(np.abs(before - (1 - fraction) * count).argmin())]
+    late = torch.from_numpy(times > last)
+    return everything[~late], everything[late]
 
 
 def row_hashes(rows: LabelledData) -> torch.Tensor:
@@ -165,10 +268,15 @@ def stored_preprocessing(part: Part, run: Path, config: dict[str, Any]) -> tuple
         if not isinstance(value, Preprocessing) or not isinstance(file, str):
             raise BadFolder("It must have a path and a Preprocessing. Fit it anew.")
         value.check()
-        wanted = (config["task"], config["classes"], config["network"]["sizes"][0])
+        wanted = (config["task"], config["classes"], num_inputs(config))
         if (value.task, list(value.target.classes) or None, len(value.features)) != wanted:
             raise BadFolder("It is of another run: its task, classes or number of inputs differ. Fit it anew.")
     return Path(file), value
+
+
+def num_inputs(config: dict[str, Any]) -> int:
+    """The number of inputs that a run takes."""
+    return int(config["inputs"] if "inputs" in config else config["network"]["sizes"][0])
 
 
 def own_source(path: Path, config: dict[str, Any], preprocessing: Preprocessing) -> Source:
@@ -189,8 +297,12 @@ def own_source(path: Path, config: dict[str, Any], preprocessing: Preprocessing)
         from_mapping(kind, {name: config[name] for name in describe(kind) if name in config})
         for kind in (TableOptions, ReadingOptions)
     )
+    if columns.test_fraction == 0:
+        none = BadData(f"The run was fitted to all rows of {path}, so it has no test rows.")
+        none.add_note(advice)
+        raise none
     source = read_source(path, columns, reading, int(config["seed"]), preprocessing)
-    if not columns.drop or source.table is None:
+    if not (*columns.drop, *_ordering(columns)) or source.table is None:
         return source
     # What is no input may still say which row is which: show the dropped columns too.
     whole = read_table(path, **{**as_json(reading), "header": source.table.named})

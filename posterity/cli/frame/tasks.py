@@ -87,11 +87,18 @@ def make_task(
     *,
     figure: bool = False,
 ) -> Task:
-    """The problem that the options describe: a fully connected network that fits the data, and its joint.
+    """The problem that the options describe; see `task_of`."""
+    return task_of(find_data(data, columns, reading, settings.seed), methods, settings, device, figure=figure)
 
-    `UsageError` where one of the methods cannot work on it, or no `figure` that is wanted can be drawn of it.
+
+def task_of(source: Source, methods: tuple[str, ...], settings: Settings, device: str, *, figure: bool = False) -> Task:
+    """The problem of these rows: a fully connected network that fits the data, and its joint.
+
+    `UsageError` where one of the methods cannot work on it, or no `figure` that is wanted can be drawn of it. Without
+    any methods the network is linear: nothing will be fitted by it.
     """
-    source = find_data(data, columns, reading, settings.seed)
+    if not methods:
+        settings = replace(settings, hidden=())
     chosen = filled(settings, source, methods)
     target = find_device(device)
     _check_options(methods, chosen)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from posterity.cli.frame import options as o
-from posterity.cli.frame.options import MethodsOption
-from posterity.cli.frame.output import console, log, option_values, print_json, table
+from posterity.cli.frame.options import AUTO, SECONDS, ComparedOption
+from posterity.cli.frame.output import UsageError, console, log, option_values, print_json, table
 from posterity.cli.frame.spread import command
 from posterity.options import option
-from posterity.recipes.methods import RECIPES
 from posterity.recipes.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ class Files:
 def compare(
     context: typer.Context,
     data: o.Data,
-    asked: MethodsOption,
+    asked: ComparedOption,
     settings: Settings,
     columns: o.TableOptions,
     reading: o.ReadingOptions,
@@ -48,6 +47,7 @@ def compare(
 
     A method that fails is named in its row; the others go on. Interrupted, it shows what is finished.
     """
+    from posterity.cli.frame.fitting import Asked, check_auto
     from posterity.cli.frame.outcomes import INTERRUPTED, run_baselines, run_methods
     from posterity.cli.frame.scores import draw_comparison, write_report
     from posterity.cli.frame.sources import say_notes
@@ -59,15 +59,20 @@ def compare(
             check_report_path(files.report)
         if files.figure is not None:
             check_figure_path(files.figure)
-        drawn = files.figure is not None
-        task = make_task(data, asked.methods, settings, columns, reading, device, figure=drawn)
-        check_memory(asked.methods, task)
+        if columns.test_fraction == 0:
+            raise UsageError("compare scores methods on test rows: --test-fraction must be above 0.", "leave it out.")
+        drawn, named = files.figure is not None, tuple(word for word in asked.methods if word != AUTO)
+        if AUTO in asked.methods:
+            check_auto(Settings() if named else settings, log_target=columns.log_target)
+        task = make_task(data, named, settings, columns, reading, device, figure=drawn)
+        check_memory(named, task)
+        auto = Asked(AUTO, settings, asked.seconds or SECONDS, device)
         if drawn and task.source.path is not None:
             log("The figure shows inputs and targets as the network sees them: standardised.", quiet=quiet)
     say_notes(task.source, quiet=quiet)
     debug = "--debug" in context.obj
     with fitting_threads(task):
-        methods = run_methods(asked.methods, task, quiet=quiet, debug=debug)
+        methods = run_methods(asked.methods, task, auto, quiet=quiet, debug=debug)
         rows = [*run_baselines(task, debug=debug), *methods]
         interrupted = any(outcome.code == INTERRUPTED for outcome in methods)
         posteriors = {outcome.word: outcome.posterior for outcome in methods if outcome.posterior is not None}
@@ -104,11 +109,11 @@ def _document(task: "Task", rows: "list[Outcome]", files: Files) -> dict[str, An
             "reason": outcome.reason,
         }
 
-    words = [word for word in worked if word in RECIPES]
+    words = [word for word in worked if word in o.METHODS]
     methods = [
         {**row(outcome, "method"), "starts_from": shares(outcome.word, words) if outcome.worked else None}
         for outcome in rows
-        if outcome.word in RECIPES
+        if outcome.word in o.METHODS
     ]
     return {
         "data": task.data.name,
@@ -119,21 +124,24 @@ def _document(task: "Task", rows: "list[Outcome]", files: Files) -> dict[str, An
         "settings": task.options,
         "notes": list(task.source.notes),
         "methods": methods,
-        "baselines": [row(outcome, "baseline") for outcome in rows if outcome.word not in RECIPES],
+        "baselines": [row(outcome, "baseline") for outcome in rows if outcome.word not in o.METHODS],
         "verdict": _verdict(task, worked),
         "figure": None if files.figure is None else str(files.figure),
         "report": None if files.report is None else str(files.report),
     }
 
 
-NUMBERS = {"method": ("far", "evidence", "kl_weight", "chains", "negative_limits", "seconds"), "baseline": ("seconds",)}
+NUMBERS = {
+    "method": ("chosen", "far", "evidence", "kl_weight", "chains", "negative_limits", "seconds"),
+    "baseline": ("seconds",),
+}
 """What a row of the document has beside its scores, by its kind."""
 
 
 def _verdict(task: "Task", worked: "dict[str, Outcome]") -> dict[str, Any] | None:
     """Which row to take, as JSON; None where none worked.
 
-    Baselines are simpler than methods, and methods come in the order of `RECIPES`, with MAP first.
+    Baselines are simpler than methods, and methods come in the order of `METHODS`, MAP first and auto last.
     """
     from dataclasses import asdict
 
@@ -141,14 +149,14 @@ def _verdict(task: "Task", worked: "dict[str, Outcome]") -> dict[str, Any] | Non
     from posterity.cli.frame.scores import elsewhere
     from posterity.cli.frame.verdict import Candidate, judge
 
-    order = [*(word for word in worked if word not in RECIPES), *(word for word in RECIPES if word in worked)]
+    order = [*(word for word in worked if word not in o.METHODS), *(word for word in o.METHODS if word in worked)]
     if not order:
         return None
     candidates = []
     for word in order:
         predictive = worked[word].predictive
         assert predictive is not None
-        candidates.append(Candidate(word, worked[word].label, nll_rows(predictive, task.source), word not in RECIPES))
+        candidates.append(Candidate(word, worked[word].label, nll_rows(predictive, task.source), word not in o.METHODS))
     last = worked[order[-1]].predictive
     assert last is not None
     verdict = judge(candidates, last, task.data.test.targets)
@@ -164,12 +172,14 @@ def _print(document: dict[str, Any], task: "Task") -> None:
     from posterity.cli.frame.tasks import describe
 
     out, shown = console(), columns(task.data)
-    out.print(Text(f"{task.data.name}, network {describe(task)}", "bold"), soft_wrap=True)
+    one_network = any(row["method"] != AUTO for row in document["methods"])
+    network = f", network {describe(task)}" if one_network else ""
+    out.print(Text(f"{task.data.name}{network}", "bold"), soft_wrap=True)
     rows = table("method", *(column.heading for column in shown), "seconds")
     labels = {each.word: each.label for each in baselines(task.data)}
     for row in (*document["baselines"], *document["methods"]):
         is_method = "method" in row
-        label = RECIPES[row["method"]].label if is_method else labels[row["baseline"]]
+        label = o.method_label(row["method"]) if is_method else labels[row["baseline"]]
         style = "red" if row["failed"] else "" if is_method else "dim"
         cells = [Text(f"{label} ({row['reason']})" if row["failed"] else label, style)]
         for column in shown:
@@ -209,15 +219,16 @@ def _remarks(document: dict[str, Any], task: "Task") -> list[str]:
         f"{meaning} * best of its column. --json has more scores, and an interval of each.",
     ]
     lines += [
-        f"{RECIPES[row['method']].label} starts from the same {RECIPES[before].label}; its seconds come on top."
+        f"{o.method_label(row['method'])} starts from the same {o.method_label(before)}; its seconds come on top."
         for row in rows
         if (before := row["starts_from"])
     ]
+    lines += [f"{AUTO}: {row['chosen']}" for row in rows if row["chosen"]]
     lines += [line for row in rows if (line := kl_weight_line(row["method"], task))]
     lines += [chains_line(row["method"], row["chains"]) for row in rows if row["chains"]]
     lines += [evidence_line(row["method"], task, row["evidence"]) for row in rows if row["evidence"]]
     if line := negative_limits_line(
-        task.source, {RECIPES[row["method"]].label: row["negative_limits"] for row in rows}
+        task.source, {o.method_label(row["method"]): row["negative_limits"] for row in rows}
     ):
         lines.append(line)
-    return lines + far_lines(task, {RECIPES[row["method"]].label: row["far"] for row in rows if row["far"]})
+    return lines + far_lines(task, {o.method_label(row["method"]): row["far"] for row in rows if row["far"]})

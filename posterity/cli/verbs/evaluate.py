@@ -8,7 +8,6 @@ from posterity.cli.frame import options as o
 from posterity.cli.frame.output import UsageError, console, option_values, print_json, table
 from posterity.cli.frame.spread import command
 from posterity.options import option, refused
-from posterity.recipes.methods import RECIPES
 
 if TYPE_CHECKING:
     from posterity.cli.frame.folders import Run
@@ -213,7 +212,7 @@ def _print(document: dict[str, Any], source: "Source") -> None:
 
     from posterity.cli.frame.columns import LEVEL, all_columns
 
-    out, label = console(), RECIPES[document["method"]].label
+    out, label = console(), o.method_label(document["method"])
     title = f"{document['data']}, {document['rows']} rows, {label}, run {document['run']}"
     out.print(Text(title, "bold"), soft_wrap=True)
     rows = table("score", label, f"{100 * LEVEL:g} % interval")

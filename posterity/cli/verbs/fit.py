@@ -1,21 +1,28 @@
 """`posterity fit`: one posterior into a run folder, resumable at any moment."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posterity.cli.frame import options as o
-from posterity.cli.frame.options import MethodOption
-from posterity.cli.frame.output import console, log, option_values, print_json
+from posterity.cli.frame.options import AUTO, MethodOption
+from posterity.cli.frame.output import console, log, option_values, print_json, table
 from posterity.cli.frame.spread import command
 from posterity.errors import positive, positive_whole
-from posterity.options import check, option
+from posterity.options import check, option, refused
 from posterity.recipes.methods import RECIPES
 from posterity.recipes.settings import Settings
 
 if TYPE_CHECKING:
+    from posterity.cli.frame.fitting import Asked, Model
+    from posterity.cli.frame.folders import Slot
+    from posterity.cli.frame.sources import Source
     from posterity.cli.frame.tasks import Task
     from posterity.inference import Checkpoint
+    from posterity.storage import Part
+
+SPLIT, PLUS = "split", "cv+"
+LEVEL = 0.9  # at which the guarantee of conformal intervals is said
 
 
 @dataclass(frozen=True)
@@ -40,13 +47,43 @@ class RunOptions:
         check(self)
 
 
+def _folds(name: str, value: int) -> None:
+    if value < 2:
+        raise refused(f"{name} must be 2 or more. Got {value}.", "--cv 5 scores each fifth by a fit to the others.")
+
+
+@dataclass(frozen=True)
+class FoldOptions:
+    """What is fitted to parts of the training rows, beside the fit to all of them."""
+
+    cv: int | None = option(
+        None,
+        help="Score by so many folds, each by a fit to the others; then fit all rows.",
+        unit="K",
+        check=_folds,
+        panel="Data",
+    )
+    conformal: str | None = option(
+        None,
+        help="Keep what 'predict --conformal' needs: a fifth of the training rows out of the fit, or the models of the "
+        "folds (5, or as --cv says). In this order:",
+        unit="NAME",
+        choices=(SPLIT, PLUS),
+        panel="Data",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 @command
 def fit(
     data: o.Data,
-    asked: MethodOption,
+    named: MethodOption,
     settings: Settings,
     columns: o.TableOptions,
     reading: o.ReadingOptions,
+    parts: FoldOptions,
     run: RunOptions,
     device: o.Device = "auto",
     quiet: o.Quiet = False,
@@ -54,67 +91,156 @@ def fit(
 ) -> None:
     """Fit a posterior to DATA and keep it in the folder RUN.
 
-    A run that was stopped or killed goes on when the same command is given again, and ends with the same bits.
+    A run that was stopped or killed goes on when the same command is given again, and ends with the same bits; auto
+    starts again.
     """
+    from posterity.cli.frame.fitting import asked_for
     from posterity.cli.frame.folders import Slot
-    from posterity.cli.frame.sources import say_notes
-    from posterity.cli.frame.tasks import check_memory, make_task
+    from posterity.cli.frame.folding import NUM_FOLDS, divided, without_calibration
+    from posterity.cli.frame.sources import at_most, find_data, say_notes
+    from posterity.cli.frame.tasks import check_memory, task_of
     from posterity.inference import Checkpoint
 
-    name = asked.method
     with option_values("fit"):
-        task = make_task(data, (name,), settings, columns, reading, device)
-        check_memory((name,), task)
+        asked = asked_for(data, named, settings, device, log_target=columns.log_target)
+        if parts.cv is not None and columns.test_fraction is None and columns.target is not None:
+            columns = replace(columns, test_fraction=0.0)
+        source, held = find_data(data, columns, reading, settings.seed), None
+        if parts.conformal == SPLIT:
+            source, held = without_calibration(source, settings.seed)
+        count = parts.cv or (at_most(NUM_FOLDS, source.by) if parts.conformal == PLUS else 0)
+        if count:
+            divided(source, count, settings.seed)  # refuses more folds than rows or groups before anything is fitted
+        task = None
+        if asked.method != AUTO:
+            task = task_of(source, (asked.method,), settings, device)
+            check_memory((asked.method,), task)
+            source = task.source
         every = Checkpoint(run.out, run.checkpoint_seconds, run.checkpoint_steps)
-    say_notes(task.source, quiet=quiet)
-    slot = Slot(run.out, task.config(name))
+    say_notes(source, quiet=quiet)
+    log(asked.note, quiet=quiet or not asked.note)
+    config = asked.auto_config(source) if task is None else task.config(asked.method)
+    slot = Slot(run.out, {**config, **{name: value for name, value in vars(parts).items() if value is not None}})
     seconds = None
     if slot.finished(force=run.force):
         log(f"{run.out} is finished already.", quiet=quiet)
     else:
-        seconds = _run(slot, task, name, every, force=run.force, quiet=quiet)
-    _report(slot, task, name, seconds, as_json)
+        seconds = _run(slot, asked, source, held, task, parts, count, every, force=run.force, quiet=quiet)
+    _report(slot, asked, source, task, parts, seconds, as_json)
 
 
-def _run(slot: Any, task: "Task", name: str, every: "Checkpoint", *, force: bool, quiet: bool) -> float:
-    """Run all stages and put the result in its place; the seconds that this took."""
-    from dataclasses import replace
-
+def _run(
+    slot: "Slot",
+    asked: "Asked",
+    source: "Source",
+    held: "Source | None",
+    task: "Task | None",
+    parts: FoldOptions,
+    count: int,
+    every: "Checkpoint",
+    *,
+    force: bool,
+    quiet: bool,
+) -> float:
+    """Fit the folds and all training rows, and put the result in its place; the seconds that this took."""
     from posterity.cli.frame.columns import scores
-    from posterity.cli.frame.tasks import fitting_threads, run_stage
+    from posterity.cli.frame.fitting import timed_automatic
+    from posterity.cli.frame.outside import reach
     from posterity.errors import Diverged
     from posterity.storage import Part
 
-    seconds, trace, posterior = 0.0, {}, None
     try:
-        with slot.running(force=force), fitting_threads(task):
-            for number, stage in enumerate(RECIPES[name].stages, start=1):
-                checkpoint = replace(every, path=slot.stage(number, stage))
-                done = run_stage(stage, task, posterior, checkpoint=checkpoint, quiet=quiet)
-                posterior, seconds = done.posterior, seconds + done.seconds
-                for column, tensor in done.trace.tensors().items():
-                    kind, _, rest = column.partition(".")
-                    trace[f"{kind}.{stage}.{rest}"] = tensor  # "value.map.loss": `Trace.from_tensors` reads it
-            assert posterior is not None
-            result = {
-                "trace": Part({}, trace),
-                "scores": Part({**scores(posterior.predict(task.data.test.inputs), task.source)}),
-            }
-            slot.finish({**posterior.parts(), **result, **task.source.part()})
+        with slot.running(force=force):
+            spent, further, models = _fit_folds(slot, asked, source, parts, count, quiet=quiet)
+            model: Model
+            trace: dict[str, Any] = {}
+            if task is None:
+                model, seconds = timed_automatic(asked, source, quiet=quiet)
+            else:
+                model, seconds, trace = _run_stages(slot, task, asked.method, every, quiet=quiet)
+            test = source.data.test
+            values = scores(model.predict(test.inputs), source) if len(test) else {}
+            if parts.conformal is not None:
+                further |= _conformal(source, held, model, models)
+            result = {"trace": Part({}, trace), "scores": Part({**values})}
+            slot.finish({**model.parts(), **result, **further, **source.part(), "reach": Part({}, reach(source))})
     except Diverged:
         slot.discard()  # the same numbers would only come again
         raise
     except KeyboardInterrupt:
-        log(f"The run so far is kept in {slot.path}: the same command goes on from there.", quiet=quiet)
+        if task is None:
+            log("auto keeps nothing of a fit under way: the same command starts it again.", quiet=quiet)
+        else:
+            log(f"The run so far is kept in {slot.path}: the same command goes on from there.", quiet=quiet)
         raise
-    return seconds
+    return seconds + spent
 
 
-def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: bool) -> None:
+def _run_stages(
+    slot: "Slot", task: "Task", name: str, every: "Checkpoint", *, quiet: bool
+) -> "tuple[Model, float, dict[str, Any]]":
+    """The posterior of all stages, the seconds that this took, and the trace."""
+    from posterity.cli.frame.tasks import fitting_threads, run_stage
+
+    seconds, trace, posterior = 0.0, {}, None
+    with fitting_threads(task):
+        for number, stage in enumerate(RECIPES[name].stages, start=1):
+            checkpoint = replace(every, path=slot.stage(number, stage))
+            done = run_stage(stage, task, posterior, checkpoint=checkpoint, quiet=quiet)
+            posterior, seconds = done.posterior, seconds + done.seconds
+            for column, tensor in done.trace.tensors().items():
+                kind, _, rest = column.partition(".")
+                trace[f"{kind}.{stage}.{rest}"] = tensor  # "value.map.loss": `Trace.from_tensors` reads it
+    assert posterior is not None
+    return posterior, seconds, trace
+
+
+def _fit_folds(
+    slot: "Slot", asked: "Asked", source: "Source", parts: FoldOptions, count: int, *, quiet: bool
+) -> "tuple[float, dict[str, Part], list[Any]]":
+    """The seconds of the folds, their scores as a part of the run folder if wanted, and their models."""
+    import time
+
+    from posterity.cli.frame.columns import pooled_scores
+    from posterity.cli.frame.folding import fold_models
+    from posterity.storage import Part
+
+    if not count:
+        return 0.0, {}, []
+    begin = time.perf_counter()
+    models = fold_models(asked, source, count, slot.config, slot.stages, quiet=quiet)
+    if parts.cv is None:
+        return time.perf_counter() - begin, {}, models
+    pairs = [own.final_units(fold.model.predict(own.data.test.inputs)) for own, fold in models]
+    values, ends = pooled_scores(pairs, source.data)
+    seconds = time.perf_counter() - begin
+    rows = sum(len(own.data.test) for own, _ in models)
+    return seconds, {"cv": Part({"folds": count, "rows": rows, "scores": values, "intervals": ends})}, models
+
+
+def _conformal(source: "Source", held: "Source | None", model: "Model", models: list[Any]) -> "dict[str, Part]":
+    """What the run folder keeps for conformal prediction: scores of calibration rows, or of the folds."""
+    from posterity.cli.frame.folding import FoldModel, calibrated, conformal_parts
+
+    if held is not None:
+        return conformal_parts(calibrated([(held, FoldModel(model, source.preprocessing, None))], source), [])
+    return conformal_parts(calibrated(models, source), [fold for _, fold in models])
+
+
+def _report(
+    slot: "Slot",
+    asked: "Asked",
+    source: "Source",
+    task: "Task | None",
+    parts: FoldOptions,
+    seconds: float | None,
+    as_json: bool,
+) -> None:
     from rich.text import Text
 
     from posterity.cli.frame.columns import columns
     from posterity.cli.frame.folders import open_run
+    from posterity.cli.frame.folding import stored_conformal
     from posterity.cli.frame.scores import (
         chains_line,
         chains_of,
@@ -125,40 +251,71 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
     )
     from posterity.cli.frame.tasks import describe, kl_weight, kl_weight_line
 
-    posterior = open_run(slot.path)[1]
-    values = slot.scores(("test_nll",))
-    tuned, told = evidence(posterior, task), chains_of(posterior, task)
+    name, rows = asked.method, source.data
+    model = open_run(slot.path)[1]
+    values = slot.scores(("test_nll",) if len(rows.test) else ())
+    folds = slot.part("cv") if parts.cv is not None else None
+    conformal = stored_conformal(slot.path, slot.config) if parts.conformal is not None else None
+    promise = None if conformal is None else conformal[0].guarantee(LEVEL)
+    chosen = getattr(model, "sentence", None)
+    tuned, told = (None, None) if task is None else (evidence(model, task), chains_of(model, task))
     if as_json:
         print_json(
             {
                 "run": str(slot.path),
                 "finished_already": seconds is None,
-                "data": task.data.name,
-                "task": task.data.task,
+                "data": rows.name,
+                "task": rows.task,
                 "method": name,
-                "network": task.network.config,
-                "settings": task.options,
+                "network": None if task is None else task.network.config,
+                "settings": slot.config if task is None else task.options,
+                "train_rows": len(rows.train),
+                "test_rows": len(rows.test),
                 "scores": values,
+                "cv": folds,
+                "conformal": None if promise is None else {"level": LEVEL, "guarantee": promise},
+                "chosen": chosen,
                 "evidence": tuned,
-                "kl_weight": kl_weight(name, task),
+                "kl_weight": None if task is None else kl_weight(name, task),
                 "chains": told,
                 "seconds": None if seconds is None else round(seconds, 3),
             }
         )
         return
-    known = [column for column in columns(task.data) if column.key in values]  # earlier releases stored fewer
+    known = [column for column in columns(rows) if column.key in values]  # earlier releases stored fewer
     shown = "   ".join(f"{column.heading} {column.shown(values[column.key])}" for column in known)
+    network = "" if task is None else f", network {describe(task)}"
+    lines = [f"{len(rows.test)} test rows:   {shown}"] if len(rows.test) else []
+    if not len(rows.test) and folds is None:
+        lines.append(f"All {len(rows.train)} rows are fitted: --cv 5 would score them by cross-validation.")
+    lines += [f"{AUTO}: {chosen}"] if chosen is not None else []
+    if chosen is not None and source.preprocessing is not None and rows.classes is None:
+        lines[-1] += " Its densities are of the standardised target."
+    lines += [evidence_line(name, task, tuned)] if task is not None and tuned is not None else []
+    lines += [chains_line(name, told)] if told is not None else []
+    lines += [line] if task is not None and (line := kl_weight_line(name, task)) else []
+    if source.preprocessing is not None and len(rows.test):
+        count = negative_limits(model.predict(rows.test.inputs), source)
+        lines += [line] if (line := negative_limits_line(source, {o.method_label(name): count})) else []
+    lines += [f"Conformal prediction ({parts.conformal}) at {100 * LEVEL:g} %: {promise}"] if promise else []
     out = console()
-    out.print(Text(f"{task.data.name}, {RECIPES[name].label}, network {describe(task)}", "bold"), soft_wrap=True)
-    out.print(Text(f"{len(task.data.test)} test rows:   {shown}"), soft_wrap=True)
-    if tuned is not None:
-        out.print(Text(evidence_line(name, task, tuned)), soft_wrap=True)
-    if told is not None:
-        out.print(Text(chains_line(name, told)), soft_wrap=True)
-    if line := kl_weight_line(name, task):
+    out.print(Text(f"{rows.name}, {o.method_label(name)}{network}", "bold"), soft_wrap=True)
+    if folds is not None:
+        out.print(_fold_table(folds, source))
+    for line in (*lines, f"run folder: {slot.path}"):
         out.print(Text(line), soft_wrap=True)
-    if task.source.preprocessing is not None:
-        count = negative_limits(posterior.predict(task.data.test.inputs), task.source)
-        if line := negative_limits_line(task.source, {RECIPES[name].label: count}):
-            out.print(Text(line), soft_wrap=True)
-    out.print(Text(f"run folder: {slot.path}"), soft_wrap=True)
+
+
+def _fold_table(folds: dict[str, Any], source: "Source") -> Any:
+    """The scores of cross-validation."""
+    from posterity.cli.frame.columns import LEVEL, all_columns
+
+    by = {"random": "", "group": " by group", "time": " in time order"}[source.order]
+    heading = f"{folds['folds']}-fold cross-validation{by}, {folds['rows']} rows"
+    rows = table(heading, "score", f"{100 * LEVEL:g} % interval")
+    for column in all_columns(source.data):
+        if column.key in folds["scores"]:
+            ends = folds["intervals"][column.key]
+            told = "" if ends is None else f"{column.shown(ends[0])} to {column.shown(ends[1])}"
+            rows.add_row(column.heading.removeprefix("test "), column.shown(folds["scores"][column.key]), told)
+    return rows

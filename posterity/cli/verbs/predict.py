@@ -1,24 +1,76 @@
 """`posterity predict`: the predictions of a finished run, as a table."""
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posterity.cli.frame import options as o
-from posterity.cli.frame.output import log, print_json
+from posterity.cli.frame.output import UsageError, log, option_values, print_json
 from posterity.cli.frame.spread import command
+from posterity.options import check, option, refused
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from posterity.cli.frame.folders import Run
     from posterity.cli.frame.sources import Source
     from posterity.predictive.predictive import Predictive
+
+LEVEL = 0.95
+
+
+def _between(name: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise refused(f"{name} must be between 0 and 1. Got {value:g}.", f"as in {name} 0.9.")
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise refused(
+            f"--quantiles must be numbers with commas between them. Got '{text}'.", "as in --quantiles 0.05,0.5,0.95."
+        ) from None
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """What to say of each row."""
+
+    level: float | None = option(
+        None, help="Probability of the intervals, and of conformal sets.", unit="X", check=_between, usual=f"{LEVEL:g}"
+    )
+    quantiles: tuple[float, ...] = option(
+        (), help="Columns for these quantiles too, as 0.05,0.5,0.95.", unit="NUMBERS", parse=_numbers, check=_between
+    )
+    conformal: bool = option(
+        False,
+        help="Columns for intervals, or sets of classes, whose coverage is guaranteed; for runs of 'fit --conformal'.",
+        flags=("--conformal",),
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def check_task(self, *, classifies: bool) -> None:
+        """`UsageError` where an option does not suit the task."""
+        if classifies and self.quantiles:
+            raise UsageError("--quantiles is for numbers, and the run predicts classes.", "leave --quantiles out.")
+        if classifies and self.level is not None and not self.conformal:
+            raise UsageError(
+                "--level is for numbers and for conformal sets, and the run predicts classes.",
+                "leave --level out, or add --conformal.",
+            )
 
 
 @command
 def predict(
     run: o.Run,
+    wanted: PredictOptions,
     reading: o.ReadingOptions,
     data: Annotated[
         str | None,
@@ -35,26 +87,36 @@ def predict(
 ) -> None:
     """Predict with the posterior in RUN; prints CSV, the inputs first, in the order of the rows.
 
-    Regression: mean, std, and lower and upper, between which 95 % of targets fall.
+    Regression: mean, std, and lower and upper, between which 95 % of targets fall; the std due to noise (aleatoric) and
+    to what the training rows leave open (epistemic).
 
-    Classification: a probability p_ for each class, the prediction, and the entropy in nats.
+    Classification: a probability p_ for each class, the prediction, the entropy in nats, and the same two parts of it.
+
+    The last column, outside, names the column that puts a row outside the training rows; empty for others.
     """
     from posterity.cli.frame.folders import find_rows, find_run
+    from posterity.cli.frame.outside import outside
     from posterity.cli.frame.sources import say_notes
     from posterity.storage.disk import write_file
 
     opened = find_run(run)
+    with option_values("predict"):
+        wanted.check_task(classifies=opened.config["classes"] is not None)
     source = find_rows(opened, data, reading, "predict", targets=False)
     say_notes(source)
     rows, config = source.data, opened.config
     inputs = _inputs(source)
-    predicted = _predicted(source, config["classes"], opened.posterior.predict(rows.test.inputs))
+    predicted = _predicted(source, config["classes"], opened.posterior.predict(rows.test.inputs), wanted)
+    if wanted.conformal:
+        predicted.update(_conformal(run, opened, source, wanted.level or LEVEL))
+    if (columns_outside := outside(opened.reach, source)) is not None:
+        predicted["outside"] = columns_outside
     columns = {**inputs, **{_free(name, inputs): values for name, values in predicted.items()}}
     if out is not None:
         write_file(out, _csv(columns).encode())
         log(f"{len(rows.test)} predictions in {out}", quiet=as_json)
     if as_json:
-        table = [list(row) for row in zip(*columns.values(), strict=True)]
+        table = [[_json(value) for value in row] for row in zip(*columns.values(), strict=True)]
         print_json(
             {
                 "run": str(run),
@@ -78,21 +140,60 @@ def _inputs(source: "Source") -> dict[str, list[Any]]:
     return {f"x{index}": column.tolist() for index, column in enumerate(source.data.test.inputs.T, start=1)}
 
 
-def _predicted(source: "Source", classes: list[str] | None, predictive: "Predictive") -> dict[str, list[Any]]:
+def _predicted(
+    source: "Source", classes: list[str] | None, predictive: "Predictive", wanted: PredictOptions
+) -> dict[str, list[Any]]:
     """What is predicted, by column, in the units and with the class names of the training rows."""
     if classes is None:
         predictive, _, scale = source.own_units(predictive)
         shift = 0.0 if source.log_target else source.shift
-        lower, upper = (end.double() * scale + shift for end in predictive.interval(0.95))
-        mean, std = predictive.mean.double() * scale + shift, predictive.std.double() * scale
-        columns: dict[str, list[Any]] = {}
-        for name, values in (("mean", mean), ("std", std), ("lower", lower), ("upper", upper)):
-            columns.update(_outputs(name, values))
+        lower, upper = (end.double() * scale + shift for end in predictive.interval(wanted.level or LEVEL))
+        columns: dict[str, list[Any]] = {
+            **_outputs("mean", predictive.mean.double() * scale + shift),
+            **_outputs("std", predictive.std.double() * scale),
+            **_outputs("lower", lower),
+            **_outputs("upper", upper),
+            **_outputs("aleatoric_std", predictive.aleatoric.double().clamp_min(0.0).sqrt() * scale),
+            **_outputs("epistemic_std", predictive.epistemic.double().clamp_min(0.0).sqrt() * scale),
+        }
+        for p in wanted.quantiles:
+            columns.update(_outputs(f"q{p:g}", predictive.quantile(p).double() * scale + shift))
         return columns
     columns = {f"p_{name}": column.tolist() for name, column in zip(classes, predictive.probs.T, strict=True)}
     columns["prediction"] = [classes[index] for index in predictive.probs.argmax(-1).tolist()]
     columns["entropy"] = predictive.entropy.tolist()
+    columns["aleatoric"], columns["epistemic"] = predictive.aleatoric.tolist(), predictive.epistemic.tolist()
     return columns
+
+
+def _conformal(run: Path, opened: "Run", source: "Source", level: float) -> dict[str, list[Any]]:
+    """The ends of conformal intervals, or the sets of classes; says what they promise."""
+    from posterity.cli.frame.folding import FoldModel, stored_conformal
+    from posterity.predictive.conformal import ConformalIntervals, ConformalSets
+
+    stored = stored_conformal(run, opened.config)
+    if stored is None:
+        raise UsageError(
+            f"--conformal needs calibration rows or fold models, and the run {run} has kept none.",
+            "fit with --conformal split, or --conformal cv+.",
+        )
+    conformal, models = stored
+    models = models or [FoldModel(opened.posterior, opened.preprocessing, None)]
+    predictives = [model.predict(source)[0] for model in models]
+    log(f"Conformal prediction at {100 * level:g} %: {conformal.guarantee(level)}")
+    if isinstance(conformal, ConformalIntervals):
+        ends = conformal.interval(predictives, level)
+        lower, upper = (end.exp() for end in ends) if source.log_target else ends
+        return {**_outputs("conformal_lower", lower), **_outputs("conformal_upper", upper)}
+    assert isinstance(conformal, ConformalSets)
+    names: Sequence[str] = opened.config["classes"]
+    sets = conformal.sets(predictives, level).tolist()
+    return {"conformal_set": ["|".join(n for n, kept in zip(names, row, strict=True) if kept) for row in sets]}
+
+
+def _json(value: Any) -> Any:
+    """The value, or None for a number that JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _free(name: str, taken: dict[str, list[Any]]) -> str:

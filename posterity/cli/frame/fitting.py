@@ -1,0 +1,144 @@
+"""Fits of a method to rows, by a word: the stages of a recipe, or `auto`; and what run folders keep of them."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from posterity.cli.frame.options import AUTO, SECONDS, MethodOption
+from posterity.cli.frame.output import UsageError, log
+from posterity.cli.frame.sources import Source, is_file
+from posterity.cli.frame.tasks import filled, find_device, fitting_threads, run_stage, task_of, training_rows
+from posterity.errors import BadFolder
+from posterity.estimators.automatic import Stacked, fit_automatic
+from posterity.networks import MLP
+from posterity.options import flag
+from posterity.posteriors import Posterior
+from posterity.posteriors.load import load
+from posterity.recipes.methods import RECIPES
+from posterity.recipes.settings import Settings
+from posterity.recipes.stages import threads
+from posterity.storage.part import JSON
+
+Model = Posterior | Stacked
+OF_AUTO = ("seed", "class_weight")  # settings that auto takes
+UNITS = 50  # that stand for the networks of auto where the number of threads is chosen
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A method with its settings, which can be fitted to any rows; `note` says which it is where none was named."""
+
+    method: str
+    settings: Settings
+    seconds: float
+    device: str
+    note: str = ""
+
+    def fit(self, source: Source) -> tuple[Model, dict[str, JSON] | None]:
+        """The model of the training rows, and the configuration of its network if it has one."""
+        if self.method == AUTO:
+            return self.automatic(source), None
+        task, posterior = task_of(source, (self.method,), self.settings, self.device), None
+        with fitting_threads(task):
+            for stage in RECIPES[self.method].stages:
+                posterior = run_stage(stage, task, posterior, quiet=True).posterior
+        assert posterior is not None
+        return posterior, task.network.config
+
+    def automatic(self, source: Source) -> Stacked:
+        """The model that `auto` chooses for the training rows."""
+        data, fitted = source.data, source.preprocessing
+        inputs, targets, *weights = training_rows(filled(self.settings, source, ()), data)
+        plain = data.classes is None and fitted is not None
+        with threads(inputs.numel() * UNITS):
+            return fit_automatic(
+                inputs,
+                targets,
+                data.task,
+                classes=len(data.classes or ()),
+                mean=(source.shift,) if plain else (),
+                scale=(source.scale,) if plain else (),
+                weights=weights[0] if weights else None,
+                seconds=self.seconds,
+                seed=self.settings.seed,
+                device=find_device(self.device),
+                **source.by,
+            )
+
+    def auto_config(self, source: Source) -> dict[str, JSON]:
+        """All that a run of `auto` depends on, and what it takes to use it, as JSON."""
+        classes = source.data.classes
+        return {
+            "data": source.data.name,
+            **source.config,
+            **{name: getattr(self.settings, name) for name in OF_AUTO},
+            "seconds": self.seconds,
+            "method": AUTO,
+            "task": source.data.task,
+            "classes": None if classes is None else list(classes),
+            "inputs": source.data.train.inputs.shape[1],
+        }
+
+
+def not_for_auto(settings: Settings, *, log_target: bool) -> list[str]:
+    """The options that differ from their defaults and that auto does not take."""
+    plain = Settings()
+    others = [f.name for f in fields(settings) if getattr(settings, f.name) != getattr(plain, f.name)]
+    return [flag(name) for name in (*others, *["log_target"] * log_target) if name not in OF_AUTO]
+
+
+def check_auto(settings: Settings, *, log_target: bool) -> None:
+    """`UsageError` where an option is given that auto does not take."""
+    if others := not_for_auto(settings, log_target=log_target):
+        raise UsageError(
+            f"{others[0]} is for methods that fit one network, and auto chooses what it fits.",
+            f"leave {others[0]} out, or name another method, such as laplace.",
+        )
+
+
+def asked_for(data: str, option: MethodOption, settings: Settings, device: str, *, log_target: bool) -> Asked:
+    """The method that was named, or the usual one; `UsageError` where options do not suit it.
+
+    Files get `auto`, unless an option is given that it does not take.
+    """
+    others = not_for_auto(settings, log_target=log_target)
+    method, note = option.method, ""
+    if method is None:
+        method = AUTO if is_file(data) and not others else "laplace"
+        if is_file(data):
+            why = f", as {others[0]} is given, which auto does not take" if others else "; --method names another"
+            note = f"The method is {method}{why}."
+    if method == AUTO:
+        check_auto(settings, log_target=log_target)
+    if method != AUTO and option.seconds is not None:
+        raise UsageError(
+            f"--seconds is the budget of auto, and the method is {method}.",
+            "leave --seconds out, or use --method auto.",
+        )
+    return Asked(method, settings, option.seconds or SECONDS, device, note)
+
+
+def timed_automatic(asked: Asked, source: Source, *, quiet: bool) -> tuple[Stacked, float]:
+    """What `auto` makes of the training rows, and the seconds it took, which are said."""
+    begin = time.perf_counter()
+    model = asked.automatic(source)
+    seconds = time.perf_counter() - begin
+    log(f"{AUTO}, {seconds:.1f} s", quiet=quiet)
+    return model, seconds
+
+
+def stored_model(path: Path, config: Mapping[str, Any], network: Mapping[str, Any] | None) -> Model:
+    """The model in a run folder, whose network is built anew; BadFolder where it does not suit the run."""
+    if network is None:
+        model = Stacked.load(path)
+        wanted = (config["inputs"], len(config["classes"] or ()))
+        if (model.columns, model.classes) != wanted:
+            raise BadFolder("Its inputs or classes are of another run. Fit it anew.")
+        return model
+    try:
+        module = MLP(**network)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise BadFolder(f"It does not describe a network ({error}). Fit it anew.") from error
+    return load(path, module)

@@ -1,0 +1,176 @@
+"""Models of the folds of a run's training rows: cross-validated scores, and conformal intervals and sets."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity.cli.frame.fitting import Asked, Model, stored_model
+from posterity.cli.frame.output import log
+from posterity.cli.frame.sources import Source, at_most
+from posterity.datasets import LabelledData, Preprocessing
+from posterity.errors import BadFolder
+from posterity.inference.folds import Fold, folds
+from posterity.predictive import Predictive
+from posterity.predictive.conformal import Conformal, ConformalIntervals, ConformalSets
+from posterity.storage import Part, RunFolder, decode, encode
+from posterity.storage.schema import reading
+
+NUM_FOLDS = 5
+"""Folds of CV+, and one of so many is what split conformal prediction keeps out of the fit."""
+
+NAME = "fold{number}."
+"""What stands before the names of the parts of a fold's model in a run folder."""
+
+
+@dataclass(frozen=True, eq=False)
+class FoldModel:
+    """A model of some of the training rows, with the encoding of these rows; `network` is the one it has, if any."""
+
+    model: Model
+    preprocessing: Preprocessing | None
+    network: dict[str, Any] | None
+
+    def predict(self, source: Source) -> tuple[Predictive, Tensor]:
+        """What it predicts for the test rows of a source, in units of the file, and their targets in these units."""
+        own = source
+        if self.preprocessing is not None and self.preprocessing is not source.preprocessing:
+            assert source.table is not None
+            inputs = self.preprocessing.transform(source.table.rows(list(source.test)), targets=False).inputs
+            rows = LabelledData(inputs, source.data.test.targets)
+            own = replace(source, data=replace(source.data, test=rows), preprocessing=self.preprocessing)
+        return own.affine_units(self.model.predict(own.data.test.inputs))
+
+    def parts(self) -> dict[str, Part]:
+        """All of it as parts of a run folder."""
+        tensors: dict[str, Tensor] = {}
+        config = {"network": self.network, "preprocessing": encode(self.preprocessing, tensors)}
+        return {**self.model.parts(), "fold": Part(config, tensors)}
+
+    @classmethod
+    def load(cls, path: Path, config: Mapping[str, Any]) -> "FoldModel":
+        """Read the model in a run folder of its own; `config` is what the run stores of its task."""
+        part = RunFolder(path).read("fold")
+        with reading(f"Run folder '{path}': part 'fold'"):
+            preprocessing, network = decode(part.config["preprocessing"], part.tensors), part.config["network"]
+            if preprocessing is not None:
+                if not isinstance(preprocessing, Preprocessing):
+                    raise BadFolder("It must have a Preprocessing. Fit the run anew.")
+                preprocessing.check()
+                config = {**config, "inputs": len(preprocessing.features)}
+            model = stored_model(path, config, network if isinstance(network, dict) else None)
+        return cls(model, preprocessing, network if isinstance(network, dict) else None)
+
+
+def fold_of(source: Source, fold: Fold) -> Source:
+    """The source that trains on one part of the training rows and tests on another, encoded by the first alone."""
+    by = {name: values[fold.train.numpy()] for name, values in source.by.items()}
+    if source.table is None or source.preprocessing is None:
+        rows = source.data.train
+        data = replace(source.data, train=rows.rows(fold.train), test=rows.rows(fold.test))
+        return replace(source, data=data, by=by)
+    index, table = torch.tensor(source.train), source.table
+    train, test = index[fold.train], index[fold.test]
+    fitted = Preprocessing.fit(table, train, log_target=source.log_target)
+    if source.data.classes:  # one of them may be missing from these rows
+        fitted = replace(fitted, target=source.preprocessing.target)
+    return replace(
+        source,
+        data=replace(source.data, train=_encoded(fitted, source, train), test=_encoded(fitted, source, test)),
+        preprocessing=fitted,
+        test=tuple(test.tolist()),
+        train=tuple(train.tolist()),
+        by=by,
+    )
+
+
+def _encoded(fitted: Preprocessing, source: Source, rows: Tensor) -> LabelledData:
+    assert source.table is not None
+    if not len(rows):
+        empty = source.data.test.targets[:0]
+        return LabelledData(torch.zeros(0, len(fitted.features)), empty)
+    inputs, targets, _ = fitted.transform(source.table.rows(rows.numpy()))
+    assert targets is not None
+    return LabelledData(inputs, targets)
+
+
+def divided(source: Source, num_folds: int, seed: int) -> tuple[Fold, ...]:
+    """Folds of the training rows: at random and alike in classes, by group, or in time order."""
+    labels = source.data.train.targets.cpu() if source.data.classes else None
+    return folds(len(source.data.train), num_folds, labels=labels, seed=seed, **source.by)
+
+
+def without_calibration(source: Source, seed: int) -> tuple[Source, Source]:
+    """The source with a fold of its training rows kept out of the fit, and the source that tests on these rows."""
+    held = fold_of(source, divided(source, at_most(NUM_FOLDS, source.by), seed)[-1])
+    rest = held.data.train
+    if held.preprocessing is None:
+        test = source.data.test
+    else:
+        test = _encoded(held.preprocessing, source, torch.tensor(source.test, dtype=torch.int64))
+    return replace(held, data=replace(source.data, train=rest, test=test), test=source.test), held
+
+
+def fold_models(
+    asked: Asked, source: Source, num_folds: int, config: Mapping[str, Any], folder: Path, *, quiet: bool
+) -> list[tuple[Source, FoldModel]]:
+    """Fit every fold, or take the fit from `folder` where an earlier process has stored it there."""
+    fits = []
+    for number, fold in enumerate(divided(source, num_folds, asked.settings.seed), start=1):
+        own, place = fold_of(source, fold), folder / f"{number}-fold"
+        if RunFolder(place).exists():
+            model = FoldModel.load(place, config)
+        else:
+            model = FoldModel(*_ordered(asked.fit(own), own))
+            RunFolder(place).commit(model.parts())
+        log(f"fold {number} of {num_folds}: {len(fold.train)} rows fitted, {len(fold.test)} scored", quiet=quiet)
+        fits.append((own, model))
+    return fits
+
+
+def _ordered(
+    fit: tuple[Model, dict[str, Any] | None], source: Source
+) -> tuple[Model, Preprocessing | None, dict[str, Any] | None]:
+    return fit[0], source.preprocessing, fit[1]
+
+
+def calibrated(fits: Sequence[tuple[Source, FoldModel]], source: Source) -> Conformal:
+    """Conformal intervals or sets from the rows that each model has not seen."""
+    predictives, targets = zip(*(model.predict(own) for own, model in fits), strict=True)
+    kind: Any = ConformalSets if source.data.classes else ConformalIntervals
+    conformal: Conformal = kind.fit(list(predictives), list(targets), order=source.order)
+    return conformal
+
+
+def conformal_parts(conformal: Conformal, models: Sequence[FoldModel]) -> dict[str, Part]:
+    """The parts of a run folder that `stored_conformal` reads; there are no `models` for split conformal prediction."""
+    tensors: dict[str, Tensor] = {}
+    parts = {"conformal": Part({"value": encode(conformal, tensors), "folds": len(models)}, tensors)}
+    for number, model in enumerate(models, start=1):
+        parts.update({NAME.format(number=number) + name: part for name, part in model.parts().items()})
+    return parts
+
+
+def stored_conformal(path: Path, config: Mapping[str, Any]) -> tuple[Conformal, list[FoldModel]] | None:
+    """The conformal scores of a run and the models of its folds; None where it kept none."""
+    folder = RunFolder(path)
+    if "conformal" not in folder.parts():
+        return None
+    part = folder.read("conformal")
+    with reading(f"Run folder '{path}': part 'conformal'"):
+        conformal, count = decode(part.config["value"], part.tensors), part.config["folds"]
+        kind = ConformalIntervals if config["classes"] is None else ConformalSets
+        if not isinstance(conformal, kind) or not isinstance(count, int) or conformal.num_folds != max(1, count):
+            raise BadFolder("It must have conformal scores, and a number of folds. Fit the run anew.")
+    models = []
+    for number in range(1, count + 1):
+        start = NAME.format(number=number)
+        parts = {name.removeprefix(start): folder.read(name) for name in folder.parts() if name.startswith(start)}
+        with tempfile.TemporaryDirectory() as place:  # as models are read from folders of their own
+            RunFolder(place).commit(parts)
+            models.append(FoldModel.load(Path(place), config))
+    return conformal, models

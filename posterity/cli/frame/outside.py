@@ -1,0 +1,88 @@
+"""Rows outside the training data, by a rule on single columns that names the column to blame."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity.cli.frame.sources import Source
+from posterity.datasets import Preprocessing
+from posterity.storage import Part
+
+SHARE = 0.01
+"""The share of training rows that may be flagged, each judged by the others."""
+
+
+def numeric_features(preprocessing: Preprocessing | None, count: int) -> Tensor:
+    """Which of `count` inputs are numbers, (D,); categories, booleans and indicators have no range."""
+    if preprocessing is None:
+        return torch.ones(count, dtype=torch.bool)
+    return torch.tensor(
+        [
+            column.kind == "number" and name == column.label
+            for column in preprocessing.inputs
+            for name in column.features
+        ]
+    )
+
+
+def reach(source: Source) -> dict[str, Tensor]:
+    """The range of each input in the training rows, its standard deviation, and the margin beyond the range.
+
+    A row is outside where a number lies beyond the range by more than the margin, in standard deviations. The margin is
+    the least for which at most 1 % of the training rows would be outside, each judged by the range and standard
+    deviation of the others: only the largest and the least value of a column can be. For exchangeable rows about as
+    many new rows are flagged; of fewer than 199 training rows none would be.
+    """
+    inputs = source.data.train.inputs.double().cpu()
+    numeric, count = numeric_features(source.preprocessing, inputs.shape[1]), len(inputs)
+    mean = inputs.mean(0)
+    squares = (inputs - mean).square().sum(0)
+    excess = torch.zeros(count, dtype=torch.float64)
+    for largest in (True, False) if count > 2 else ():
+        values, rows = inputs.topk(2, dim=0, largest=largest)
+        rest = (squares - count / (count - 1) * (values[0] - mean).square()).clamp_min(0.0)  # without that row
+        gaps = (values[0] - values[1]).abs() / (rest / (count - 1)).sqrt()
+        excess.scatter_reduce_(0, rows[0][numeric], gaps.nan_to_num(0.0, posinf=0.0)[numeric], "amax")
+    spread = (squares / count).sqrt()
+    spread = torch.where(spread > 0, spread, 1.0)
+    rank = min(count, math.ceil((1 - SHARE) * (count + 1)))
+    return {"low": inputs.amin(0), "high": inputs.amax(0), "spread": spread, "margin": excess.sort().values[rank - 1]}
+
+
+def outside(part: Part | None, source: Source) -> list[str] | None:
+    """For each test row the column that is farthest outside the training rows, "" for none; None for old runs.
+
+    Numbers are judged by `reach`. A category that no training row has is outside, and so is a missing value in a column
+    that had none.
+    """
+    if part is None or not {"low", "high", "spread", "margin"} <= part.tensors.keys():
+        return None
+    inputs, known = source.data.test.inputs.double().cpu(), part.tensors
+    beyond = torch.maximum(known["low"] - inputs, inputs - known["high"]).clamp_min(0.0) / known["spread"]
+    beyond = torch.where(numeric_features(source.preprocessing, inputs.shape[1]), beyond - known["margin"], 0.0)
+    if source.preprocessing is None:
+        names = [f"x{index}" for index in range(1, inputs.shape[1] + 1)]
+    else:
+        names, beyond = _by_column(source.preprocessing, source, inputs, beyond)
+    worst, column = beyond.max(1)
+    return [names[index] if far > 0 else "" for far, index in zip(worst.tolist(), column.tolist(), strict=True)]
+
+
+def _by_column(fitted: Preprocessing, source: Source, inputs: Tensor, beyond: Tensor) -> tuple[list[str], Tensor]:
+    """The names of the encoded columns, and how far each row is outside in each, infinite for what was never seen."""
+    assert source.table is not None
+    marked = {column.name for column in fitted.inputs if column.has_indicator}
+    rows: dict[str, Any] = {name: source.table.column(name) for name in {column.name for column in fitted.inputs}}
+    far, start = [], 0
+    for column in fitted.inputs:
+        block = slice(start, start + len(column.features))
+        missing = torch.from_numpy(rows[column.name].missing[list(source.test)])
+        own = beyond[:, block].amax(1)
+        if column.kind == "category":
+            unseen = (inputs[:, block][:, : len(column.categories)] == 0).all(1) & ~missing
+            own = own.masked_fill(unseen, math.inf)
+        far.append(own if column.name in marked else own.masked_fill(missing, math.inf))
+        start = block.stop
+    return [column.name for column in fitted.inputs], torch.stack(far, dim=1)
