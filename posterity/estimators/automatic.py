@@ -56,8 +56,8 @@ class Stacked:
     **Math**: p(y | x) = sum_k w_k p_k(y | x). For regression p_k(y | x) = h_k((y - m_k(x)) / s_k(x)) / s_k(x): m_k is
     the mean of a candidate, or the average of all with the weights of least held-out squared error; s_k is its own
     scale, a constant, or its own times the exponential of a Gaussian process fitted to the log squared held-out
-    residuals; and h_k is a mixture of normals with mean 0, fitted to held-out (y - m_k) / s_k. Each normal is widened
-    by the rounding of the targets: whole numbers are known to 1 / sqrt(12). For classes p_k is the
+    residuals; and h_k is a mixture of normals with mean 0, fitted to held-out (y - m_k) / s_k. No normal is
+    narrower than the rounding of the targets: whole numbers are known to 1 / sqrt(12). For classes p_k is the
     average over draws f of softmax(a_k (m_k + r_k (f - m_k)) + b_k), m_k their mean, with a_k, r_k and b_k by held-out
     rows.
 
@@ -263,6 +263,7 @@ def _trials(
         used[some(len(used), plan.evidence_rows, key.fold(EVIDENCE))] = True
     for number, part in enumerate(parts):
         free = part.test[~used[part.test]]
+        free = free if len(free) else part.test  # of a small group
         chosen = some(len(free), max(1, plan.scored // len(parts)), key.fold("scored").fold(number))
         tests.append(free[chosen.sort().values].to(device))
     moved = [Fold(part.train.to(device), part.test) for part in parts]

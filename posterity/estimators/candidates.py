@@ -250,16 +250,22 @@ class Networks(Candidate):
         method = Ensemble(
             MAP(plan.steps, min(plan.batch_size, len(rows.inputs) // 2), Adam(0.01), Cosine()), plan.members
         )
-        posteriors = []
-        for number, fold in enumerate(folds):
-            part = rows.on(fold.train)
+
+        def fit(part: Rows, number: int) -> Posterior:
             problem, data = replace(joint, num_data=len(part.inputs)), (part.inputs, part.targets, part.weights)
             with without_warnings():
-                posterior, _ = infer(method, problem, data, seed=key.fold(number).seed, progress=False)
-            posteriors.append(posterior)
-        return [Network(plan.hidden, posterior) for posterior in posteriors], lambda: Network(
-            plan.hidden, Mixture(posteriors)
-        )
+                return infer(method, problem, data, seed=key.fold(number).seed, progress=False)[0]
+
+        posteriors = [fit(rows.on(fold.train), number) for number, fold in enumerate(folds)]
+        left = torch.ones_like(rows.weights, dtype=torch.bool)
+        for fold in folds:
+            left[fold.train] = False
+
+        def final() -> Network:
+            """Keep the members of the folds, unless no fold was fitted to some rows, as to the last in time order."""
+            return Network(plan.hidden, fit(rows, len(folds)) if bool(left.any()) else Mixture(posteriors))
+
+        return [Network(plan.hidden, posterior) for posterior in posteriors], final
 
 
 @dataclass(frozen=True)

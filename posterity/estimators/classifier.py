@@ -102,7 +102,10 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
                 f"BayesianClassifier needs rows of at least 2 classes. Got 1 class, {only}: nothing to learn."
             )
         index = np.searchsorted(self.classes_, np.where(kept, targets, self.classes_[0]))
-        if self.class_weight is not None:
+        if self.class_weight == "balanced":  # by weights: rows of weight 0 do not count
+            totals = np.bincount(index, weights, len(self.classes_))
+            weights = weights * (totals.sum() / (len(totals) * totals))[index]
+        elif self.class_weight is not None:
             weights = weights * compute_sample_weight(self.class_weight, targets)
         return torch.from_numpy(index), weights
 

@@ -196,7 +196,7 @@ class Density:
         """The mixture of normals of this mean and scale, (N, T)."""
         assert self.shape is not None
         own = scale * self.shape.scales.view(-1, 1, 1)
-        scales = (own.square() + self.rounding.to(own).square()).sqrt()
+        scales = torch.maximum(own, self.rounding.to(own))  # residuals, to which the shape is fitted, have it already
         return Normals(mean + scale * self.shape.means.view(-1, 1, 1), scales, self.shape.weights)
 
 

@@ -183,7 +183,14 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         used = np.flatnonzero(weights > 0)
         by = {name: None if value is None else np.asarray(value)[used] for name, value in given.items()}
         labels = targets[used] if self._task() == "classification" and by["groups"] is None else None
+        if self.conformal == "jackknife+" and by["times"] is not None:
+            raise ValueError(
+                "conformal='jackknife+' leaves out every row, the first in time too. Use 'split' or 'cv+'."
+            )
         count = len(used) if self.conformal == "jackknife+" else min(FOLDS, len(used))
+        for name, blocks in by.items():
+            if blocks is not None:  # a group stays together, and the earliest rows are in no fold
+                count = min(count, len(np.unique(blocks)) - (name == "times"))
         parts = folds_of(len(used), count, labels=labels, seed=self.seed_, **by)
         models: list[Self] = []
         for part in parts[-1:] if self.conformal == "split" else parts:

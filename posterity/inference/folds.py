@@ -1,5 +1,6 @@
 """Folds of rows: which to train on and which to score, in cross-validation."""
 
+from datetime import UTC, date, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,13 +78,21 @@ def _values(name: str, given: Any, count: int) -> np.ndarray[Any, Any]:
         raise BadData(f"folds: {name} must have one value for each of the {count} rows. Got {values.shape}.")
     if values.dtype == object:
         missing = np.array([value is None or value != value for value in values])
-        values = values if missing.any() else np.array([str(value) for value in values])
+        dates = all(isinstance(value, date) for value in values)
+        if not missing.any():
+            values = np.array([_naive(value) if dates else str(value) for value in values], "M8[us]" if dates else None)
     else:
         missing = values != values  # NaN, NaT
     if missing.any():
         row = int(np.flatnonzero(missing)[0])
         raise BadData(f"folds: {name} must not be missing. Got none in row {row}. Drop such rows, or fill them.")
     return values
+
+
+def _naive(value: date) -> date:
+    """A date, or a time in UTC without its zone."""
+    zoned = isinstance(value, datetime) and value.tzinfo is not None
+    return value.astimezone(UTC).replace(tzinfo=None) if zoned else value  # type: ignore[attr-defined]
 
 
 def _numbered(name: str, given: Any, count: int) -> tuple[Tensor, int]:

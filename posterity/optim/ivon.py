@@ -249,7 +249,7 @@ class IVON(torch.optim.Optimizer):
                 known = [slab.gradient_squares(self._count, scale) for slab in slabs]
                 hessian = math.sqrt(sum(squares for squares, _ in known) / max(1, sum(number for _, number in known)))
                 for slab in slabs:
-                    slab.begin(max(1.0, hessian))
+                    slab.begin(max(1.0, hessian), group["hess_approx"] == "gradsq")
             group["step"] += 1
             settings = step_settings(group)
             for slab in slabs:

@@ -233,13 +233,14 @@ class Slab:
         squares = sum(float(gradient.double().square().sum()) for gradient in known)
         return squares / (count * scale) ** 2, sum(gradient.numel() for gradient in known)
 
-    def begin(self, hessian: float) -> None:
-        """Start from this Hessian instead, before the first step; products of the samples so far follow."""
+    def begin(self, hessian: float, squares: bool) -> None:
+        """Start from this Hessian instead, before the first step; products with the noise of the samples follow."""
         before = self.scale.clone()
         self.curvature.fill_(hessian + self.decay)
         torch.rsqrt(self.curvature, out=self.scale)
-        products = self.noise if self.sums is None else self.sums[1]
-        products.mul_(self.scale / before)
+        if self.sums is None or not squares:
+            products = self.noise if self.sums is None else self.sums[1]
+            products.mul_(self.scale / before)
 
     def update(self, settings: Settings, count: int, scale: float) -> None:
         """Take one step from `count` samples, whose gradients are divided by `scale`."""

@@ -281,9 +281,10 @@ class ConformalSets(Conformal):
     is in the set at x where fewer than (n + 1) level of the calibration scores E_i are below E(x, y, u) by the model
     k(i): with one model, where E(x, y, u) <= Q, the ceil((n + 1) level)-th smallest score.
 
-    **Limit**: coverage as for `ConformalIntervals`. By default u = 0 for new rows: sets are then never empty, depend on
-    nothing but the row, and cover somewhat more. With a key u is drawn: coverage is below level + 1 / (n + 1), and sets
-    of very sure rows may be empty; give each call its own key. Conditional coverage is not guaranteed.
+    **Limit**: coverage as for `ConformalIntervals`. By default u = 0 for new rows: sets then depend on nothing but the
+    row, cover somewhat more, and are never empty with one model, nor with K equal folds at a level from 1 - 1 / K up.
+    With a key u is drawn: coverage is below level + 1 / (n + 1), and sets of very sure rows may be empty; give each
+    call its own key. Conditional coverage is not guaranteed.
 
     **Cost**: O(N K C log n), and a sort of the classes.
 

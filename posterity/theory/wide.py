@@ -49,8 +49,8 @@ class WideProblem:
     **Example**:
 
     >>> problem = WideProblem(torch.tensor([[1.0, 0.5]]), torch.tensor([0.9]))
-    >>> problem.gap(NeuronPrior().neurons(inputs=2), torch.tensor([10, 100]))  # |x|^2 / (50 N)
-    tensor([0.0025, 0.0003], dtype=torch.float64)
+    >>> problem.gap(NeuronPrior().neurons(inputs=2), torch.tensor([10, 50]))  # |x|^2 / (50 N)
+    tensor([0.0025, 0.0005], dtype=torch.float64)
     """
 
     inputs: Tensor

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from posterity.errors import BadData, BadFolder
 from posterity.estimators import Calibration, Pool, Shape, Stacked, automatic, fit_automatic
-from posterity.estimators.candidates import Warp, planned, warp_of
+from posterity.estimators.candidates import Networks, Rows, Warp, planned, warp_of
 from posterity.estimators.gaussian_process import Moments, principal
+from posterity.inference import folds
 from posterity.numerics.random import Key
 
 SMALL = 3.0  # seconds: a plan without networks
@@ -137,6 +138,14 @@ def test_folds_by_group_score_new_groups() -> None:
     assert best[1] < best[0] - 0.3  # a new group is harder
     ordered = fit_automatic(x[:66], y[:66], "regression", times=list(range(66)), seconds=SMALL)
     assert "60 held-out rows" in ordered.sentence  # the first block is never scored
+
+
+def test_in_time_order_the_final_networks_have_seen_the_last_rows() -> None:
+    x = normal("time", 60, 1).float()
+    plan, rows = replace(planned(60, 1, 1, 60.0), steps=5, members=2), Rows(x, x, torch.ones(60), 0)
+    for order, seen in (({}, 48), ({"times": range(60)}, 60)):
+        _, final = Networks().fits(rows, folds(60, 5, **order), plan, Key(0))
+        assert {member.joint.num_data for member in final().posterior.posteriors} == {seen}
 
 
 def test_two_targets_and_few_rows() -> None:

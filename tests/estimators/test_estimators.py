@@ -160,6 +160,15 @@ def test_a_weight_of_two_is_a_row_twice_and_of_zero_none():
         np.testing.assert_allclose(getattr(weighted, ask)(X), getattr(repeated, ask)(X), rtol=1e-6)
 
 
+def test_balanced_classes_do_not_count_rows_of_weight_zero():
+    labels, weights = Y > 3, np.ones(len(X))
+    weights[np.flatnonzero(labels)[::2]] = 0.0
+    kept = weights > 0
+    whole = classifier(class_weight="balanced").fit(X, labels, sample_weight=weights).predict_proba(X)
+    part = classifier(class_weight="balanced").fit(X[kept], labels[kept]).predict_proba(X)
+    np.testing.assert_allclose(whole, part, rtol=1e-4, atol=1e-5)
+
+
 def test_class_weights_multiply_the_weights_of_rows():
     labels = Y > 3.5
     weights = np.where(labels, 5.0, 1.0)

@@ -1,5 +1,7 @@
 """Folds: every row scored once, no group or future in training, the same bits for the same seed."""
 
+from datetime import UTC, date, datetime, timedelta
+
 import numpy as np
 import pytest
 import torch
@@ -121,3 +123,16 @@ def test_time_order_with_many_ties_leaves_no_fold_empty():
 def test_what_cannot_be_split_is_refused(arguments, error, words):
     with pytest.raises(error, match=words):
         folds(**arguments)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [date(2024, 1, 1) + timedelta(days=day) for day in range(12)],
+        [datetime(2024, 1, 1, tzinfo=UTC) + timedelta(hours=hour) for hour in range(12)],
+    ],
+    ids=["dates", "with a zone"],
+)
+def test_dates_of_python_are_times(times: list[date]) -> None:
+    for fold in folds(12, 3, times=times):
+        assert int(fold.train.max()) < int(fold.test.min())
