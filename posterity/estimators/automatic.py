@@ -100,10 +100,10 @@ class Stacked:
             moments[Pool.name] = self.pool.moments(moments)
         sources = [moments[density.source] for density in self.densities]
         parts = [d.normals(source, inputs) for d, source in zip(self.densities, sources, strict=True)]
-        means, scales = (torch.cat(tensors) for tensors in list(zip(*parts, strict=True))[:2])
-        weights = torch.cat([w * part.weights for w, part in zip(shares.to(means), parts, strict=True)])
+        means, scales = (torch.cat(tensors) for tensors in list(zip(*(part for part, _ in parts), strict=True))[:2])
+        weights = torch.cat([w * part.weights for w, (part, _) in zip(shares.to(means), parts, strict=True)])
         whole = Pool({str(k): w for k, w in enumerate(self.weights.values())})
-        epistemic = whole.moments({str(k): source for k, source in enumerate(sources)}).epistemic
+        epistemic = whole.moments({str(k): own for k, (_, own) in enumerate(parts)}).epistemic
         return NormalsPredictive(means, scales, weights, epistemic)
 
     def save(self, path: str | os.PathLike[str]) -> None:

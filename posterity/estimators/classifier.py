@@ -106,7 +106,13 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
             totals = np.bincount(index, weights, len(self.classes_))
             weights = weights * (totals.sum() / (len(totals) * totals))[index]
         elif self.class_weight is not None:
-            weights = weights * compute_sample_weight(self.class_weight, targets)
+            by_class = compute_sample_weight(self.class_weight, targets)
+            if not (np.isfinite(by_class) & (by_class > 0)).all():
+                raise ValueError(
+                    f"BayesianClassifier.class_weight must have positive numbers. Got {shown(self.class_weight)}. "
+                    "Leave the rows of a class out instead of a weight of 0."
+                )
+            weights = weights * by_class
         return torch.from_numpy(index), weights
 
     def _likelihood(self) -> Likelihood:

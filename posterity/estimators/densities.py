@@ -70,10 +70,12 @@ class Pool:
 class Scale:
     """The scale of the noise around a mean: constant, the prediction's own, or this times a function of the inputs.
 
-    The function is a Gaussian process of the log squared residuals.
+    The function is a Gaussian process of the log squared residuals. A constant scale grows where the mean is less known
+    than it is, on average, in the rows that the constant is fitted to.
     """
 
     constant: Tensor | None = None  # (T,)
+    usual: Tensor | None = None  # (T,), epistemic variance of these rows
     process: GaussianProcess | None = None
     basis: Tensor | None = None
 
@@ -84,13 +86,17 @@ class Scale:
         """Scales for these held-out rows, and their names; the own one where the mean is of several candidates."""
         residuals = targets - moments.mean
         shares = weights / weights.sum()
-        yield "a constant scale", cls((shares @ residuals.square()).sqrt().clamp_min(1e-6))
+        yield (
+            "a constant scale",
+            cls((shares @ residuals.square()).sqrt().clamp_min(1e-6), shares.to(moments.epistemic) @ moments.epistemic),
+        )
         if several:
             yield "their own scale", cls()
         squares, basis = residuals.square() / moments.variance, principal(inputs)
         logs = 0.5 * (squares + LEAST * squares.median() + 1e-12).log()
         columns = features(moments, inputs, basis)
-        yield "a fitted scale", cls(None, GaussianProcess.of(False, columns, logs - logs.mean(0), weights), basis)
+        process = GaussianProcess.of(False, columns, logs - logs.mean(0), weights)
+        yield "a fitted scale", cls(process=process, basis=basis)
 
     def settled(self, rows: Tensor, most: int, evaluations: int) -> "Scale":
         """The scale fitted to these rows alone."""
@@ -100,8 +106,8 @@ class Scale:
 
     def at(self, moments: Moments, inputs: Tensor) -> Tensor:
         """The scale at inputs, (N, T)."""
-        if self.constant is not None:
-            return self.constant.expand(moments.mean.shape)
+        if self.constant is not None and self.usual is not None:
+            return (self.constant.square() + (moments.epistemic - self.usual).clamp_min(0.0)).sqrt()
         own = moments.variance.sqrt()
         if self.process is None:
             return own
@@ -188,9 +194,14 @@ class Density:
         each = shares.log().view(-1, 1, 1) - 0.5 * ((targets - means) / scales).square() - scales.log()
         return density, each.logsumexp(0) - HALF_LOG_TWO_PI
 
-    def normals(self, moments: Moments, inputs: Tensor) -> Normals:
-        """The mixture of normals at inputs."""
-        return self._around(moments.mean, self.scale.at(moments, inputs))
+    def normals(self, moments: Moments, inputs: Tensor) -> tuple[Normals, Moments]:
+        """The mixture of normals at inputs, and the moments, whose epistemic part is the same share of the variance."""
+        assert self.shape is not None
+        scale = self.scale.at(moments, inputs)
+        before = moments.variance if self.scale.constant is None else scale.square()
+        shape = self.shape.weights @ (self.shape.scales.square() + self.shape.means.square())
+        after = shape.to(scale) * scale.square()
+        return self._around(moments.mean, scale), Moments(moments.mean, after, moments.epistemic * after / before)
 
     def _around(self, mean: Tensor, scale: Tensor) -> Normals:
         """The mixture of normals of this mean and scale, (N, T)."""

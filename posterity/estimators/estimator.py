@@ -144,8 +144,9 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None, times: Any = None) -> Self:
         """Fit to the rows of X, a frame, array or tensor, and their targets y.
 
-        A row of weight w counts w times, and not at all for w = 0; for `conformal` all others count once. `groups` and
-        `times` (N,) are for the folds of `auto` and `conformal`, which then hold whole groups, or come in time order.
+        A row of weight w counts w times, and not at all for w = 0; `auto` goes by the ratios of weights alone, and for
+        `conformal` all other rows count once. `groups` and `times` (N,) are for the folds of `auto` and `conformal`,
+        which then hold whole groups, or come in time order.
         """
         self._check_settings(groups, times)
         for name in self._fitted():  # a fit that fails leaves nothing of the last one
@@ -153,6 +154,9 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         self.seed_ = as_key(self.random_state).seed
         rows, targets = self._read(X, y, reset=True)
         weights, given = as_weights(sample_weight, len(targets)), {"groups": groups, "times": times}
+        for name, values in given.items():
+            if values is not None and np.shape(values)[:1] != (len(targets),):
+                raise ValueError(f"fit: {name} must have a value for each of {len(targets)} rows. Got {shown(values)}.")
         if self.conformal is None:
             return self._fit(rows, targets, weights, given)
         return self._fit_conformal(X, y, targets, weights, given)

@@ -78,6 +78,14 @@ def test_the_table_can_go_to_a_file(run, fitted, tmp_path):
     assert document["file"] == str(path)
 
 
+def test_the_file_to_predict_is_not_overwritten(run, fitted, tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("x1,x2\n0,1\n")
+    result = run("predict", fitted, "--data", path, "--out", tmp_path / "." / "rows.csv")
+    assert (result.code, path.read_text()) == (2, "x1,x2\n0,1\n")
+    assert "would be lost" in result.err
+
+
 def test_a_file_that_cannot_be_written_is_one_line(run, fitted, tmp_path):
     result = run("predict", fitted, "--out", tmp_path)
     assert result.code == 1

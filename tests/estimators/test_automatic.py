@@ -148,6 +148,17 @@ def test_in_time_order_the_final_networks_have_seen_the_last_rows() -> None:
         assert {member.joint.num_data for member in final().posterior.posteriors} == {seen}
 
 
+def test_far_from_the_rows_less_is_known() -> None:
+    """Also where a constant scale is chosen."""
+    x = normal("known", 200, 2).float()
+    model = fit_automatic(x, 3.0 * x[:, :1] + 0.3 * normal("noise", 200, 1).float(), "regression", seconds=SMALL)
+    pred = model.predict(torch.tensor([[0.0, 0.0], [50.0, 0.0], [500.0, 0.0]]))
+    near, far, further = pred.std.flatten().tolist()
+    assert near < 1.1 * 0.3
+    assert 1.5 * near < far < further
+    assert float(pred.aleatoric.min()) > 0.5 * 0.3**2
+
+
 def test_two_targets_and_few_rows() -> None:
     x, y, _ = uneven(40)
     both = torch.cat([y, -2.0 * x[:, :1]], 1)

@@ -194,6 +194,18 @@ def test_settings_that_are_refused(settings: dict[str, Any], error: type[Excepti
         BayesianRegressor(**settings).fit(X, Y)
 
 
+@pytest.mark.parametrize("weight", [-1.0, 0.0, float("nan")])
+def test_class_weights_that_would_delete_a_class_are_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="class_weight must have positive numbers"):
+        BayesianClassifier("map", class_weight={True: weight, False: 1.0}).fit(X, Y > 3)
+
+
+@pytest.mark.parametrize("count", [3, 500])
+def test_groups_of_other_rows_are_refused(count: int) -> None:
+    with pytest.raises(ValueError, match="groups must have a value for each of"):
+        BayesianRegressor(conformal="cv+", method="map").fit(X, Y, groups=np.arange(count))
+
+
 def test_settings_of_classes_and_folds_that_are_refused() -> None:
     with pytest.raises(ValueError, match="class_weight must be None, balanced or a dict"):
         BayesianClassifier("map", class_weight="bal").fit(X, Y > 3)

@@ -99,6 +99,8 @@ def predict(
     from posterity.cli.frame.sources import say_notes
     from posterity.storage.disk import write_file
 
+    if out is not None and data is not None and out.exists() and Path(data).exists() and out.samefile(data):
+        raise UsageError(f"--out {out} is the file to predict, and would be lost.", "name another file.")
     opened = find_run(run)
     with option_values("predict"):
         wanted.check_task(classifies=opened.config["classes"] is not None)
