@@ -186,7 +186,7 @@ def prepare(
 ) -> PreparedTable:
     """Split the rows of a table read with a target, fit the preprocessing to the training rows, apply it to all.
 
-    With `preprocessing`, that of an earlier run on the same table, the rows are split and encoded as in that run. With
+    With the `preprocessing` of an earlier run on the same table, the rows are split and encoded as in that run. With
     `log_target` the logarithm of the target is what is predicted. `parts` are the training and test rows, where the
     seed shall not draw them.
     """

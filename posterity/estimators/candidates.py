@@ -241,7 +241,7 @@ class Linear(Candidate):
 
 @dataclass(frozen=True)
 class Networks(Candidate):
-    """An ensemble of networks: those of all folds, each scored by the rows that it has not seen."""
+    """An ensemble of the networks of all folds, each scored by the rows that it has not seen."""
 
     name = "networks"
 

@@ -21,7 +21,7 @@ checked: Any = check_array  # whose types can only be guessed from its defaults
 class Encoding:
     """The encodings of the columns of X: plain values, stored with the estimator.
 
-    `names` are those of all columns, x1, x2, ... where X gives none; `decimal` is the decimal mark of numbers in
+    `names` are the names of all columns, x1, x2, ... where X gives none; `decimal` is the decimal mark of numbers in
     strings. A column of X without a value, or with a single one, has no encoding.
     """
 

@@ -85,7 +85,7 @@ class Quantiles(ConformalScore):
 class Conformal(ABC):
     """Scores of calibration rows, each by a model that was fitted without the row.
 
-    `scores` (n, ...) are those of the rows, and `fold` (n,) is the number of the model that scored each: 0 for all of
+    `scores` (n, ...) has one for each row, and `fold` (n,) is the number of the model that scored each: 0 for all of
     them in split conformal prediction. `order` says how the rows were divided into folds.
     """
 

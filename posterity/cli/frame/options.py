@@ -116,7 +116,8 @@ class TableOptions:
             raise refused("--keep is for the column of --group or --time, and neither is given.", "leave --keep out.")
         if self.target is not None and self.target in (self.group, self.time):
             raise refused(
-                f"The column {self.target!r} cannot be both the target and what orders the rows.", "name another."
+                f"The column {self.target!r} cannot be both the target and the column of --group or --time.",
+                "name another.",
             )
 
 
