@@ -38,6 +38,7 @@ SPLITS = {"protein-tertiary-structure": 2}
 SPLITS_OF_OTHERS = 5
 MOST_ROWS_OF_A_PROCESS = 2000
 Z90 = 1.6448536269514722
+GRID = "naval-propulsion-plant"
 LINEAR, NEURAL = "ridge", ("auto", "networks")
 
 
@@ -112,7 +113,8 @@ def auto(table: Table, seed: int) -> Forecast:
     """The automatic default of posterity."""
     inputs, rows = (torch.from_numpy(part).float() for part in (table.inputs, table.test_inputs))
     if table.classes:
-        model = fit_automatic(inputs, torch.from_numpy(table.targets), "classification", classes=table.classes)
+        labels = torch.from_numpy(table.targets)
+        model = fit_automatic(inputs, labels, "classification", classes=table.classes, seed=seed)
         pred = model.predict(rows)
         log_density = pred.log_prob(torch.from_numpy(table.test_targets)).numpy()
         return Forecast(log_density, pred.probs.argmax(1).numpy(), None, model.sentence)
@@ -274,10 +276,10 @@ def summary(cells: Cells) -> tuple[list[str], dict[str, Any]]:
         linear = paired(cells, name, "auto", LINEAR)
         every = list(cells[name, "auto"].values())
         covered = _mean(cells[name, "auto"], "coverage") if every[0]["coverage"] is not None else None
-        seconds = statistics.fmean(cell["seconds"] for cell in every)
+        seconds = max(cell["cpu_seconds"] for cell in every)
         facts[name] = {
             "nll": nll, "error": error, "best_peer": best, "gap": gap, "linear_gap": linear, "coverage": covered,
-            "splits": len(every), "seconds": {c: _mean(cells[name, c], "seconds") for c in nll},
+            "splits": len(every), "cpu_seconds": {c: _mean(cells[name, c], "cpu_seconds") for c in nll},
         }  # fmt: skip
         shown = ", ".join(f"{c} {value:.4g} / {error[c]:.4g}" for c, value in nll.items())
         verdict = f"auto - {best} = {gap[0]:+.4f} +- {gap[1]:.4f}"
@@ -285,18 +287,24 @@ def summary(cells: Cells) -> tuple[list[str], dict[str, Any]]:
             f"{name} ({len(every)} splits): {shown}; {verdict}"
             + ("" if linear is None else f"; auto - {LINEAR} = {linear[0]:+.4f} +- {linear[1]:.4f}")
             + ("" if covered is None else f"; 90 % intervals cover {100 * covered:.1f} %")
-            + f"; {seconds:.0f} s"
+            + f"; at most {seconds:.0f} CPU s a fit"
         )
     means = {c: statistics.fmean(values) for c, values in ranks.items() if values}
     lines.append(f"Best NLL, or within a paired standard error of the best peer: {wins} of {len(names)} tables.")
     lines.append(
         "Mean rank by NLL: " + ", ".join(f"{c} {rank:.2f}" for c, rank in sorted(means.items(), key=lambda i: i[1]))
     )
-    rows = [(cell["coverage"], len(cell["log_density"])) for (_, c), each in cells.items() if c == "auto"
-            for cell in each.values() if cell["coverage"] is not None]  # fmt: skip
-    if rows:
-        pooled = sum(share * count for share, count in rows) / sum(count for _, count in rows)
-        lines.append(f"Pooled coverage of auto's 90 % intervals: {100 * pooled:.1f} %.")
+
+    def pooled(left_out: str = "") -> float:
+        own = [cell for (name, c), each in cells.items() if c == "auto" and name != left_out for cell in each.values()]
+        each = [(cell["coverage"], len(cell["log_density"])) for cell in own if cell["coverage"] is not None]
+        return sum(share * count for share, count in each) / max(1, sum(count for _, count in each))
+
+    if pooled():
+        lines.append(
+            f"Pooled coverage of auto's 90 % intervals: {100 * pooled():.1f} %, "
+            f"without {GRID} {100 * pooled(GRID):.1f} %."
+        )
     return lines, {"tables": facts, "mean_rank": means, "wins": wins}
 
 
@@ -339,6 +347,8 @@ def main() -> None:
         *lines,
         *failed,
         "Cells: NLL in nats per row / RMSE or error rate, means over splits, units of the target.",
+        f"The targets of {GRID} lie on a grid, and auto finds the grid point. Its densities are no "
+        "narrower than the grid, so that all intervals hold their target.",
     ]
     write("tables_peers", [], context(given), facts, notes, given.results)
     print("\n".join(lines))
