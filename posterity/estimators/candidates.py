@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from posterity.errors import BadFolder
-from posterity.estimators.gaussian_process import GaussianProcess, Moments, principal, reduced, some
+from posterity.estimators.class_process import ClassProcess
+from posterity.estimators.gaussian_process import GaussianProcess, Moments, principal_directions, projected, random_rows
 from posterity.inference import infer
 from posterity.inference.folds import Fold
 from posterity.likelihoods import Categorical, Gaussian
@@ -37,22 +38,28 @@ NETWORKS = 20.0  # seconds for the training of networks, of 60
 STEP, SPEED = 1e-3, 2e10  # seconds of a step apart from its products, and operations per second of these
 EVIDENCE = "evidence"  # label of the key that draws the rows by which hyper-parameters are chosen
 FEW = 2000  # rows below which each fold chooses its own hyper-parameters; else rows that chose them are not scored
+MOST_ODDS = 1200  # rows times the cube root of the classes, up to which Gaussian processes have log odds
+ODDS_CLASSES = 5
+COSTLIER = 4.0  # times that an evaluation of the evidence of a class costs more than one of a real target
 MOST = 50_000  # rows that a Gaussian process keeps
 NODES = 12  # of the quadrature over a warped target
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of a table: inputs (N, D), targets (N, T) or labels (N,), weights (N,); `classes` is 0 for regression."""
+class TableRows:
+    """Rows of a table: inputs (N, D), targets (N, T) in float64 or labels (N,), weights (N,).
+
+    `classes` is 0 for regression.
+    """
 
     inputs: Tensor
     targets: Tensor
     weights: Tensor
     classes: int
 
-    def on(self, rows: Tensor) -> "Rows":
+    def on(self, rows: Tensor) -> "TableRows":
         """Some of the rows."""
-        return Rows(self.inputs[rows], self.targets[rows], self.weights[rows], self.classes)
+        return TableRows(self.inputs[rows], self.targets[rows], self.weights[rows], self.classes)
 
     @property
     def outputs(self) -> int:
@@ -60,16 +67,20 @@ class Rows:
         return self.classes or self.targets.shape[1]
 
     @property
+    def data(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What a network is fitted to."""
+        return self.inputs, self.targets if self.classes else self.targets.to(self.inputs.dtype), self.weights
+
+    @property
     def likelihood(self) -> Likelihood:
         """The likelihood of a network, its noise left out."""
         return Categorical() if self.classes else Gaussian()
 
     @property
-    def real_targets(self) -> Tensor:
-        """Targets (N, T), for labels +-1 for each class."""
-        if not self.classes:
-            return self.targets
-        return 2.0 * nn.functional.one_hot(self.targets, self.classes).to(self.inputs.dtype) - 1.0
+    def one_hot(self) -> Tensor:
+        """Whether a row is of class 1, (N, 1), or of each of more than two classes, (N, C)."""
+        each = nn.functional.one_hot(self.targets, self.classes).double()
+        return each[:, 1:] if self.classes == 2 else each
 
 
 @dataclass(frozen=True)
@@ -133,6 +144,11 @@ def _hermite(like: Tensor) -> tuple[Tensor, Tensor]:
 class Fitted(ABC):
     """A candidate fitted to rows."""
 
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where it takes inputs."""
+
     @abstractmethod
     def moments(self, inputs: Tensor) -> Moments:
         """Moments of standardised targets."""
@@ -153,6 +169,10 @@ class Network(Fitted):
     hidden: tuple[int, ...]
     posterior: Posterior
 
+    @property
+    def device(self) -> torch.device:
+        return self.posterior.joint.device
+
     def moments(self, inputs: Tensor) -> Moments:
         pred = self.posterior.predict(inputs)
         return Moments(pred.mean.double(), pred.variance.double(), pred.epistemic.double())
@@ -169,20 +189,25 @@ class Network(Fitted):
 
 @dataclass(frozen=True, eq=False)
 class Process(Fitted):
-    """A Gaussian process of targets, of warped targets, or of labels +-1."""
+    """A Gaussian process of targets, of warped targets, of labels +-1, or of log odds."""
 
     process: GaussianProcess
     warp: Warp | None = None
     basis: Tensor | None = None  # (D, components)
 
+    @property
+    def device(self) -> torch.device:
+        return self.process.inputs.device
+
     def moments(self, inputs: Tensor) -> Moments:
-        moments = self.process.predict(reduced(inputs, self.basis))
+        moments = self.process.predict(projected(inputs, self.basis))
         return moments if self.warp is None else self.warp.moments(moments)
 
     def logits(self, inputs: Tensor) -> Tensor:
-        mean, _, epistemic = self.process.predict(reduced(inputs, self.basis))
+        mean, _, epistemic = self.process.predict(projected(inputs, self.basis))
         noise = Key(0).normal((DRAWS, 1, mean.shape[1]), torch.float64, "cpu").to(mean)
-        return mean + epistemic.sqrt() * (noise - noise.mean(0))
+        draws = mean + epistemic.sqrt() * (noise - noise.mean(0))
+        return torch.cat([torch.zeros_like(draws), draws], -1) if mean.shape[1] == 1 else draws
 
     def part(self) -> Part:
         tensors: dict[str, Tensor] = {}
@@ -216,45 +241,48 @@ class Candidate(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
+    def fits(self, rows: TableRows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
         """Fit the training rows of each fold."""
 
 
 @dataclass(frozen=True)
 class Linear(Candidate):
-    """A linear model with the scales of largest evidence."""
+    """A linear model with the scales of prior and noise of largest evidence of all rows, the scored ones too."""
 
     name = "linear model"
 
-    def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
+    def fits(self, rows: TableRows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
         joint = scaled(rows, (), key)
         fits: list[Fitted] = [self._fit(rows.on(fold.train), joint) for fold in folds]
         return fits, lambda: self._fit(rows, joint)
 
-    def _fit(self, rows: Rows, joint: Joint) -> Network:
-        problem, data = replace(joint, num_data=len(rows.inputs)), (rows.inputs, rows.targets, rows.weights)
+    def _fit(self, rows: TableRows, joint: Joint) -> Network:
+        problem = replace(joint, num_data=len(rows.inputs))
         with without_warnings():
-            mode, _ = infer(MAP(), problem, data, progress=False)
-            posterior, _ = infer(Laplace(tuning=None), problem, data, start=mode, progress=False)
+            mode, _ = infer(MAP(), problem, rows.data, progress=False)
+            posterior, _ = infer(Laplace(tuning=None), problem, rows.data, start=mode, progress=False)
         return Network((), posterior)
 
 
 @dataclass(frozen=True)
 class Networks(Candidate):
-    """An ensemble of the networks of all folds, each scored by the rows that it has not seen."""
+    """An ensemble of the networks of all folds, each scored by rows that it has not seen.
+
+    Only the scales of prior and noise, of largest evidence, are of all rows: a handful of numbers.
+    """
 
     name = "networks"
 
-    def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
+    def fits(self, rows: TableRows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
         joint = scaled(rows, plan.hidden, key)
         method = Ensemble(
             MAP(plan.steps, min(plan.batch_size, len(rows.inputs) // 2), Adam(0.01), Cosine()), plan.members
         )
 
-        def fit(part: Rows, number: int) -> Posterior:
-            problem, data = replace(joint, num_data=len(part.inputs)), (part.inputs, part.targets, part.weights)
+        def fit(part: TableRows, number: int) -> Posterior:
+            problem = replace(joint, num_data=len(part.inputs))
             with without_warnings():
-                return infer(method, problem, data, seed=key.fold(number).seed, progress=False)[0]
+                return infer(method, problem, part.data, seed=key.fold(number).seed, progress=False)[0]
 
         posteriors = [fit(rows.on(fold.train), number) for number, fold in enumerate(folds)]
         left = torch.ones_like(rows.weights, dtype=torch.bool)
@@ -270,29 +298,44 @@ class Networks(Candidate):
 
 @dataclass(frozen=True)
 class Processes(Candidate):
-    """A Gaussian process, smooth or rough, of at most 50,000 rows, whose targets may be warped."""
+    """A Gaussian process, smooth or rough, of at most 50,000 rows.
+
+    Targets may be warped. Classes are targets of +-1, which few wrong labels move little, or have `odds`: a likelihood.
+    """
 
     rough: bool
     warp: Warp | None = None
+    odds: bool = False
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        kind = "rough" if self.rough else "smooth"
-        return f"{kind} Gaussian process" if self.warp is None else f"{kind} Gaussian process of a warped target"
+        of = " of a warped target" if self.warp is not None else " of log odds" if self.odds else ""
+        return f"{'rough' if self.rough else 'smooth'} Gaussian process{of}"
 
-    def fits(self, rows: Rows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
-        targets = rows.real_targets.double()
-        targets = targets if self.warp is None else self.warp.of(targets)
-        basis = principal(rows.inputs)
-        process = GaussianProcess.of(self.rough, reduced(rows.inputs, basis), targets, rows.weights)
-        settled = process.settled(plan.evidence_rows, plan.evaluations, key.fold(EVIDENCE))
+    @staticmethod
+    def have_odds(rows: TableRows) -> bool:
+        """Whether the rows have classes, both few enough for a likelihood."""
+        few = 2 <= rows.classes <= ODDS_CLASSES  # of more, the rows of an evidence show each too rarely
+        return few and len(rows.inputs) * rows.one_hot.shape[1] ** (1 / 3) <= MOST_ODDS
+
+    def fits(self, rows: TableRows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
+        kind, most = GaussianProcess, plan.evidence_rows
+        targets = 2.0 * rows.one_hot - 1.0 if rows.classes else rows.targets
+        if self.warp is not None:
+            targets = self.warp.of(targets)
+        if self.odds:
+            kind, targets = ClassProcess, rows.one_hot
+            most = int(most / (COSTLIER * targets.shape[1]) ** (1 / 3))  # costs go as the cube of rows
+        basis = principal_directions(rows.inputs)
+        process = kind.of(self.rough, projected(rows.inputs, basis), targets, rows.weights)
+        settled = process.settled(most, plan.evaluations, key.fold(EVIDENCE))
         kept = torch.zeros_like(rows.weights, dtype=torch.bool)
-        kept[some(len(targets), MOST, key.fold("kept")).to(kept.device)] = True
+        kept[random_rows(len(targets), MOST, key.fold("kept")).to(kept.device)] = True
         fits = list[Fitted]()
         for fold in folds:
             own = settled.on(fold.train[kept[fold.train]])
             if plan.settled_by_fold:
-                own = process.on(fold.train).settled(plan.evidence_rows, plan.evaluations, key.fold(EVIDENCE))
+                own = process.on(fold.train).settled(most, plan.evaluations, key.fold(EVIDENCE))
             fits.append(Process(own, self.warp, basis))
         return fits, lambda: Process(settled.on(kept), self.warp, basis)
 
@@ -304,11 +347,11 @@ def network(inputs: int, hidden: Sequence[int], outputs: int, key: Key | None = 
         return MLP((inputs, *hidden, outputs), activation="silu") if hidden else nn.Linear(inputs, outputs)
 
 
-def scaled(rows: Rows, hidden: Sequence[int], key: Key) -> Joint:
+def scaled(rows: TableRows, hidden: Sequence[int], key: Key) -> Joint:
     """The problem of a network of all rows, with the scales of prior and noise of largest evidence."""
     module = network(rows.inputs.shape[1], hidden, rows.outputs, key).to(rows.inputs.device)
     joint = Joint(module, rows.likelihood, Normal(), num_data=len(rows.inputs))
-    return by_evidence(joint, as_data((rows.inputs, rows.targets, rows.weights)), None, key)
+    return by_evidence(joint, as_data(rows.data), None, key)
 
 
 def warp_of(targets: Tensor, mean: Sequence[float], scale: Sequence[float]) -> Warp | None:
@@ -318,18 +361,17 @@ def warp_of(targets: Tensor, mean: Sequence[float], scale: Sequence[float]) -> W
     """
     if targets.shape[1] > 1:
         return None
-    values = targets.double()
-    skew, kurtosis = _shape(values)
-    shift, least = mean[0] / scale[0], float(values.min())
+    skew, kurtosis = _shape(targets)
+    shift, least = mean[0] / scale[0], float(targets.min())
     if least + shift > 0 and skew > SKEWED:
-        moved = (values + shift).log()
+        moved = (targets + shift).log()
         if abs(_shape(moved)[0]) < 0.5 * skew:
             return Warp(True, shift, 1.0, float(moved.mean()), float(moved.std()))
     if abs(skew) > SKEWED or kurtosis > HEAVY:
-        centre = float(values.median())
-        spread = 1.4826 * float((values - centre).abs().median())
+        centre = float(targets.median())
+        spread = 1.4826 * float((targets - centre).abs().median())
         if spread > 0:
-            moved = torch.asinh((values - centre) / spread)
+            moved = torch.asinh((targets - centre) / spread)
             return Warp(False, centre, spread, float(moved.mean()), float(moved.std()))
     return None
 

@@ -9,14 +9,15 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.estimators.gaussian_process import GaussianProcess, Moments, minimised, principal, reduced
+from posterity.estimators.gaussian_process import GaussianProcess, Moments, minimise, principal_directions, projected
 from posterity.likelihoods.scaled import HALF_LOG_TWO_PI
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
 
-NARROWEST = 0.05  # least scale of a component of the noise, in units of the predicted scale
+NARROWEST = 0.05  # least scale of a component of the noise, in root mean squares of the scaled residuals
 ROUNDS = 60  # of EM for the shape
 EVALUATIONS = 60  # of the search for a calibration
+OFFSET = 0.5  # standard deviation of the prior of the offsets of a calibration
 LEAST = 0.01  # share of the median squared residual that is added to all, before their logarithm
 
 
@@ -92,7 +93,7 @@ class Scale:
         )
         if several:
             yield "their own scale", cls()
-        squares, basis = residuals.square() / moments.variance, principal(inputs)
+        squares, basis = residuals.square() / moments.variance, principal_directions(inputs)
         logs = 0.5 * (squares + LEAST * squares.median() + 1e-12).log()
         columns = features(moments, inputs, basis)
         process = GaussianProcess.of(False, columns, logs - logs.mean(0), weights)
@@ -116,7 +117,7 @@ class Scale:
 
 def features(moments: Moments, inputs: Tensor, basis: Tensor | None) -> Tensor:
     """Inputs of the process of the log scale: the columns, the means and the log of their own scales."""
-    return torch.cat([reduced(inputs, basis), moments.mean, 0.5 * moments.variance.log()], 1)
+    return torch.cat([projected(inputs, basis), moments.mean, 0.5 * moments.variance.log()], 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +178,7 @@ class Density:
     def scored(
         self, moments: Moments, inputs: Tensor, targets: Tensor, weights: Tensor, fold: Tensor, effort: tuple[int, int]
     ) -> tuple["Density", Tensor]:
-        """The density with scale and shape fitted, and log densities (n, T) of targets that its scale has not seen.
+        """The density with scale and shape fitted, and log densities (n, T) of targets, unseen by a fitted scale.
 
         `effort` is the number of rows and evaluations by which the scale is settled, for each fold by the others.
         """
@@ -239,15 +240,15 @@ class Calibration:
 
     @classmethod
     def of(cls, logits: Tensor, labels: Tensor, weights: Tensor) -> "Calibration":
-        """Maximise the held-out log probability of labels, from draws (S, n, C), under weak normal priors."""
+        """Maximise the held-out log probability of labels, from draws (S, n, C), under normal priors near no change."""
 
         def loss(values: Tensor) -> Tensor:
             log_draws = _log_draws(logits, *_limited(values), values[2:])
             chosen = log_draws.gather(2, labels.expand(len(logits), -1).unsqueeze(2)).squeeze(2)
             held_out = weights @ (chosen.logsumexp(0) - math.log(len(logits)))
-            return -held_out + 0.5 * ((values[:2] / 2.0).square().sum() + values[2:].square().sum())
+            return -held_out + 0.5 * (values[:2].square().sum() + (values[2:] / OFFSET).square().sum())
 
-        found = minimised(loss, logits.new_zeros(logits.shape[-1] + 2), EVALUATIONS)
+        found = minimise(loss, logits.new_zeros(logits.shape[-1] + 2), EVALUATIONS)
         slope, spread = _limited(found)
         return cls(float(slope), float(spread), found[2:])
 

@@ -6,15 +6,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils import check_array
 from torch import Tensor
 
 from posterity.datasets import InputColumn, as_table
 from posterity.datasets.encodings import fit_input
-from posterity.datasets.table import Table
+from posterity.datasets.table import Table, kinds_of
 from posterity.errors import BadData, shown
 
-checked: Any = check_array  # whose types can only be guessed from its defaults
+
+def checked(array: Any, **settings: Any) -> Any:
+    """Return what scikit-learn's `check_array` makes of the array; its types can only be guessed from its defaults."""
+    from sklearn.utils import check_array  # takes seconds to import
+
+    return check_array(array, **settings)
 
 
 @dataclass(frozen=True)
@@ -43,33 +47,31 @@ class Encoding:
     ) -> "Encoding":
         """Fit to the rows of X with positive weights (N,); raises BadData where no column is left as an input.
 
-        `category` names columns to take as categories, `drop` columns to leave out. Means and scales count each row by
-        its weight, so that a weight of 2 is a row twice.
+        Rows of weight 0 decide nothing, not even the kinds of columns. `category` names columns to take as categories,
+        `drop` columns to leave out. Means and scales count each row by its weight: a weight of 2 is a row twice.
         """
-        count = len(weights)
-        # Kinds of columns are settled beside a target, for which the numbers of the rows stand.
-        table = as_table(X, y=np.arange(count), task="regression", category=category, drop=drop)
-        roles = table.roles
-        assert roles is not None
         kept = np.flatnonzero(weights > 0)
-        columns = [column if len(kept) == count else column.rows(kept) for column in table.columns[:-1]]
+        whole = as_table(X, category=category, drop=drop)
+        table = whole if len(kept) == len(weights) else whole.rows(kept)
+        kinds, decimal = kinds_of(table, notes)
         inputs = [
-            _weighted(encoding, column, roles.decimal, weights[kept])
-            for column in columns
-            for encoding in fit_input(column, roles.kinds[column.name], roles.decimal, notes)
+            _weighted(encoding, column, decimal, weights[kept])
+            for column in table.columns
+            for encoding in fit_input(column, kinds[column.name], decimal, notes)
         ]
         if not inputs:
             raise BadData(" ".join(("No column of X is left as an input.", *notes)))
-        return cls(tuple(inputs), table.header[:-1], roles.decimal)
+        return cls(tuple(inputs), table.header, decimal)
 
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the D inputs of the network."""
         return tuple(name for column in self.inputs for name in column.features)
 
-    def transform(self, X: Any, notes: list[str]) -> Tensor:
-        """Return the inputs (N, D) in float32; notes what the training rows did not have."""
+    def transform(self, X: Any, notes: list[str], rows: Any = None) -> Tensor:
+        """Return the inputs (N, D) in float32, of all rows or some; notes what the training rows did not have."""
         table: Table = as_table(X, names=self.names)
+        table = table if rows is None else table.rows(rows)
         blocks = [column.encode(table.column(column.name), self.decimal, notes) for column in self.inputs]
         return torch.from_numpy(np.concatenate(blocks, axis=1))
 
@@ -139,7 +141,10 @@ def as_weights(sample_weight: Any, count: int) -> Any:
     """Return the weights of the rows (N,) in float64, ones for None; raises where they are none."""
     if sample_weight is None:
         return np.ones(count)
-    weights = np.asarray(_array(sample_weight, "sample_weight"), dtype=np.float64)
+    try:
+        weights = np.asarray(_array(sample_weight, "sample_weight"), dtype=np.float64)
+    except (TypeError, ValueError):
+        raise BadData(f"sample_weight must have one number for each row. Got {shown(sample_weight)}.") from None
     if weights.ndim == 0:
         weights = np.full(count, float(weights))
     if weights.shape != (count,):

@@ -1,11 +1,10 @@
 """The base of estimators: parameters, the fit by a method, and what predictions have in common."""
 
-import copy
 import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from typing import Any, Literal, NamedTuple, Self
 
@@ -19,12 +18,12 @@ from posterity.errors import BadData, BadFolder, positive, positive_whole, shown
 from posterity.estimators import folders
 from posterity.estimators.automatic import Stacked, fit_automatic
 from posterity.estimators.encoding import Encoding, as_rows, as_weights
-from posterity.inference import Method, infer
+from posterity.estimators.stages import HIDDEN, Fit, Rows, made
+from posterity.inference import Method
 from posterity.inference.folds import folds as folds_of
 from posterity.likelihoods import Likelihood
 from posterity.mixtures.checks import as_key
 from posterity.mixtures.estimator import given_as
-from posterity.model import Joint, Tempering
 from posterity.networks import MLP
 from posterity.numerics.random import Key
 from posterity.options import check, describe, option
@@ -32,18 +31,14 @@ from posterity.posteriors import Posterior
 from posterity.posteriors.load import load
 from posterity.predictive import Conformal, Predictive
 from posterity.predictive.conformal import Order
-from posterity.priors import Normal, Prior
-from posterity.recipes.choice import sufficient
+from posterity.priors import Prior
 from posterity.recipes.methods import RECIPES
-from posterity.recipes.settings import RATE, Settings
-from posterity.recipes.stages import threads, usual_kl_weight
+from posterity.recipes.stages import threads
 
 logger = logging.getLogger("posterity")
 
 AUTO = "auto"
-HIDDEN = (50,)
 DEVICES = ("auto", "cpu", "cuda")
-LINEAR = ("conjugate", "ep")  # methods of linear models
 CONFORMAL = ("split", "cv+", "jackknife+")
 FOLDS = 5  # of cv+; split keeps one of as many for calibration
 
@@ -56,20 +51,6 @@ class Decomposition(NamedTuple):
 
     aleatoric: Any
     epistemic: Any
-
-
-class Rows(NamedTuple):
-    """What a method is fitted to: inputs (N, D), targets (N, T) or labels (N,), and weights (N,)."""
-
-    inputs: Tensor
-    targets: Tensor
-    weights: Tensor
-
-    def data(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """What `infer` takes, in this dtype; equal weights of 1 are left out."""
-        numbers = self.targets.is_floating_point()
-        data = (self.inputs.to(dtype), self.targets.to(dtype) if numbers else self.targets)
-        return data if bool((self.weights == 1).all()) else (*data, self.weights.to(dtype))
 
 
 @dataclass(eq=False, repr=False)
@@ -89,7 +70,7 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         None, help="The prior of the weights.", usual="normal, with scales that the method chooses"
     )
     category: Sequence[str] = option(
-        (), help="Columns whose numbers are names of categories; those of arrays are called x1, x2, ..."
+        (), help="Columns whose numbers are names of categories; columns of arrays are called x1, x2, ..."
     )
     drop: Sequence[str] = option((), help="Columns to leave out.")
     conformal: str | None = option(
@@ -168,25 +149,32 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
             raise BadData(f"{type(self).__name__} needs at least 2 rows of positive weight. Got 1 sample.")
         notes: list[str] = []
         self.encoding_ = Encoding.fit(rows, weights, notes, category=self.category, drop=self.drop)
-        inputs = self.encoding_.transform(rows, [])
-        index = torch.from_numpy(np.flatnonzero(kept))
-        chosen = Rows(inputs[index], encoded[index], torch.from_numpy(weights[kept]))
+        inputs = self.encoding_.transform(rows, [], np.flatnonzero(kept))
+        chosen = Rows(inputs, encoded[torch.from_numpy(kept)], torch.from_numpy(weights[kept]))
         with threads(len(inputs) * inputs.shape[1] * HIDDEN[0], self._threads()):
             if self.method == AUTO:
                 by = {name: None if value is None else np.asarray(value)[kept] for name, value in given.items()}
                 self.posterior_: Posterior | Stacked = self._by_auto(chosen, notes, by)
             else:
-                self.posterior_ = self._by_method(chosen, notes)
+                fit = Fit(
+                    self.method,
+                    self.network,
+                    self._likelihood(),
+                    self.prior,
+                    self._outputs(),
+                    self.seed_,
+                    self._device(),
+                )
+                self.posterior_ = fit(chosen, notes)
         self.notes_ = tuple(notes)
         for note in notes:
             logger.info("%s: %s", type(self).__name__, note)
         return self
 
     def _fit_conformal(self, X: Any, y: Any, targets: Any, weights: Any, given: dict[str, Any]) -> Self:
-        """Fit to all rows and to all but those of each fold (split: to all but those of one), and score these."""
+        """Fit to all rows, and to the rows outside each fold (split: outside one fold); score the rows of the folds."""
         used = np.flatnonzero(weights > 0)
         by = {name: None if value is None else np.asarray(value)[used] for name, value in given.items()}
-        labels = targets[used] if self._task() == "classification" and by["groups"] is None else None
         if self.conformal == "jackknife+" and by["times"] is not None:
             raise ValueError(
                 "conformal='jackknife+' leaves out every row, the first in time too. Use 'split' or 'cv+'."
@@ -195,7 +183,7 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         for name, blocks in by.items():
             if blocks is not None:  # a group stays together, and the earliest rows are in no fold
                 count = min(count, len(np.unique(blocks)) - (name == "times"))
-        parts = folds_of(len(used), count, labels=labels, seed=self.seed_, **by)
+        parts = folds_of(len(used), count, seed=self.seed_, **by)  # alike in classes they would not be exchangeable
         models: list[Self] = []
         for part in parts[-1:] if self.conformal == "split" else parts:
             seen = np.zeros_like(weights)
@@ -211,10 +199,7 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
             self._fit(as_rows(X), targets, weights, given)
             self.fold_models_ = models
         tests = [used[part.test.numpy()] for part in (parts[-1:] if self.conformal == "split" else parts)]
-        predictives = [
-            model.predict_distribution(X).rows(torch.from_numpy(test))
-            for model, test in zip(models, tests, strict=True)
-        ]
+        predictives = [model._predict(as_rows(X), test) for model, test in zip(models, tests, strict=True)]
         order: Order = "group" if by["groups"] is not None else "time" if by["times"] is not None else "random"
         self.conformal_ = self._calibrated(predictives, [targets[test] for test in tests], order)
         return self
@@ -239,13 +224,15 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         """Return the distribution of the target of each row of X, in its own units."""
         check_is_fitted(self)
         rows, _ = self._read(X, None, reset=False)
+        return self._predict(rows)
+
+    def _predict(self, rows: Any, index: Any = None) -> Predictive:
+        """The predictive of rows that were checked, or of some of them."""
         notes: list[str] = []
-        inputs = self.encoding_.transform(rows, notes)
+        inputs = self.encoding_.transform(rows, notes, index)
         for note in notes:
             logger.warning("%s: %s", type(self).__name__, note)
-        if isinstance(self.posterior_, Stacked):
-            inputs = inputs.to(self._device())
-        else:
+        if not isinstance(self.posterior_, Stacked):
             inputs = inputs.to(self.posterior_.joint.device, self.posterior_.joint.dtype)
         with threads(len(inputs) * inputs.shape[1] * HIDDEN[0], self._threads()):
             return self._in_units(self.posterior_.predict(inputs))
@@ -296,7 +283,7 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         if (config := folders.network(path)) is None and self.method == AUTO:
             return Stacked.load(path, device)
         if self.network is not None:
-            module = _made(self.network, len(self.encoding_.features), self._outputs(), self.seed_, device)
+            module = made(self.network, len(self.encoding_.features), self._outputs(), self.seed_, device)
         elif config is not None:
             module = MLP(**config).to(device)
         else:
@@ -347,8 +334,8 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         if self.prior is not None and not isinstance(self.prior, Prior):
             raise TypeError(f"{name}.prior must be a Prior, such as Normal(1.0). Got {shown(self.prior)}.")
         for field in ("category", "drop"):
-            if isinstance(getattr(self, field), str):
-                raise TypeError(f"{name}.{field} must be a list of columns. Got {shown(getattr(self, field))}.")
+            if not _names(columns := getattr(self, field)):
+                raise TypeError(f"{name}.{field} must be a list of columns, by name. Got {shown(columns)}.")
         if jobs is not None and (isinstance(jobs, bool) or jobs == 0 or int(jobs) != jobs):
             raise ValueError(f"{name}.n_jobs must be None, a positive whole number or -1. Got {shown(jobs)}.")
 
@@ -394,56 +381,7 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         notes.append(fitted.sentence)
         return fitted
 
-    def _by_method(self, rows: Rows, notes: list[str]) -> Posterior:
-        """Run the stages of the method; notes which network was chosen."""
-        method, seed = self.method, self.seed_
-        recipe = next(
-            (row for row in RECIPES.values() if method == row.word or type(method).__name__ == row.label), None
-        )
-        word = recipe.word if recipe is not None else ""
-        device = self._device()
 
-        def problem(module: nn.Module) -> Joint:
-            prior = Normal() if self.prior is None else self.prior
-            return Joint(module, self._likelihood(), prior, num_data=len(rows.inputs))
-
-        def joint_with(hidden: tuple[int, ...]) -> Joint:
-            sizes = (rows.inputs.shape[1], *hidden, self._outputs())
-            activation, rate = ("relu" if word == "pbp" else "tanh"), (RATE if word == "dropout" else 0.0)
-            return problem(_seeded(lambda: MLP(sizes, activation, dropout=rate), seed).to(device))
-
-        if self.network is not None:
-            joint = problem(_made(self.network, rows.inputs.shape[1], self._outputs(), seed, device))
-        elif word in LINEAR:
-            joint = joint_with(())
-        elif word == "dropout":
-            joint = joint_with(HIDDEN)
-        else:
-            hidden, why = sufficient(joint_with, HIDDEN, rows.data(joint_with(()).dtype))
-            notes.append(f"Network: {why}")
-            joint = joint_with(hidden)
-        posterior: Posterior | None = None
-        for stage in recipe.stages if recipe is not None else (word,):
-            own = method if isinstance(method, Method) and stage == word else RECIPES[stage].make(Settings(), joint)
-            eta = usual_kl_weight(joint, classifies=self._task() == "classification") if stage == "mean-field" else 1.0
-            staged = joint if eta == 1.0 else replace(joint, tempering=Tempering.tempered(eta))
-            posterior, _ = infer(own, staged, rows.data(joint.dtype), start=posterior, seed=seed, progress=False)
-        assert posterior is not None
-        return posterior
-
-
-def _seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Make a module with first weights from the seed; torch's generator stays as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return make()
-
-
-def _made(network: Any, inputs: int, outputs: int, seed: int, device: torch.device) -> nn.Module:
-    """Return the module itself, or the one that the function makes, on the device."""
-    if isinstance(network, nn.Module):
-        return network if all(p.device == device for p in network.parameters()) else copy.deepcopy(network).to(device)
-    module = _seeded(lambda: network(inputs, outputs), seed)
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"network(inputs, outputs) must return a module. Got {shown(module)}.")
-    return module.to(device)
+def _names(given: Any) -> bool:
+    """Whether something is a collection of strings, and no string."""
+    return not isinstance(given, str) and np.iterable(given) and all(isinstance(name, str) for name in given)

@@ -46,7 +46,7 @@ def save(
 
 
 def folds(path: str | os.PathLike[str], *, new: bool = False) -> Iterator[Path]:
-    """Yield the run folders of fold models, in order; with `new` those of an earlier estimator are removed."""
+    """Yield the run folders of fold models, in order; with `new`, folders of an earlier estimator are removed."""
     folder = Path(path) / "folds"
     if new:
         shutil.rmtree(folder, ignore_errors=True)
@@ -55,7 +55,13 @@ def folds(path: str | os.PathLike[str], *, new: bool = False) -> Iterator[Path]:
 
 def read(path: str | os.PathLike[str], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the parameters and fitted values that `save` has written; BadFolder where they are not sound."""
-    part = RunFolder(path).read("estimator")
+    folder = RunFolder(path)
+    if folder.exists() and "estimator" not in (parts := folder.parts()) and "task" in parts:
+        raise BadFolder(
+            f"{os.fspath(path)!r} holds a run of the command line, no {name}. Use it there: posterity predict "
+            f"{os.fspath(path)} --data FILE."
+        )
+    part = folder.read("estimator")
     with reading(f"Run folder {os.fspath(path)!r}: part 'estimator'"):
         check_names("The estimator", list(part.config), list(FIELDS))
         if part.config["estimator"] != name:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -28,12 +28,12 @@ class Moments(NamedTuple):
     epistemic: Tensor
 
 
-def some(count: int, most: int, key: Key) -> Tensor:
+def random_rows(count: int, most: int, key: Key) -> Tensor:
     """At most `most` of the row numbers below `count`, drawn by the key, on the CPU."""
     return key.permutation(count, "cpu")[:most]
 
 
-def minimised(loss: Callable[[Tensor], Tensor], start: Tensor, evaluations: int) -> Tensor:
+def minimise(loss: Callable[[Tensor], Tensor], start: Tensor, evaluations: int) -> Tensor:
     """Minimise a smooth function of a vector by torch's L-BFGS, from `start`."""
     values = start.clone().requires_grad_()
     search = torch.optim.LBFGS(
@@ -52,7 +52,7 @@ def minimised(loss: Callable[[Tensor], Tensor], start: Tensor, evaluations: int)
     return values.detach()
 
 
-def principal(inputs: Tensor) -> Tensor | None:
+def principal_directions(inputs: Tensor) -> Tensor | None:
     """The first 64 principal components (D, 64), as columns of mean square 1; None where there are no more columns."""
     if inputs.shape[1] <= WIDEST:
         return None
@@ -63,7 +63,12 @@ def principal(inputs: Tensor) -> Tensor | None:
     return basis
 
 
-def reduced(inputs: Tensor, basis: Tensor | None) -> Tensor:
+def _usual_log_scale(columns: int) -> float:
+    """Log length scale of the prior: root of the mean squared distance of rows, up to a factor."""
+    return 0.5 * math.log(max(1, columns))
+
+
+def projected(inputs: Tensor, basis: Tensor | None) -> Tensor:
     """The inputs of a Gaussian process, in float64."""
     return inputs.double() if basis is None else inputs.double() @ basis
 
@@ -85,6 +90,13 @@ class GaussianProcess:
 
     **References**: Rasmussen and Williams (2006), chapters 2, 4 and 5; Neal (1996), chapter 2, for the wide network;
     Datta et al. (2016), Hierarchical nearest-neighbor Gaussian process models.
+
+    **Example**:
+
+    >>> x = torch.linspace(-2, 2, 30).unsqueeze(1)
+    >>> process = GaussianProcess.of(False, x, (2.0 * x).sin(), torch.ones(30)).settled(30, 20, Key(0))
+    >>> round(float(process.predict(torch.tensor([[0.5]])).mean), 2)
+    0.84
     """
 
     rough: bool
@@ -96,34 +108,42 @@ class GaussianProcess:
     neighbours: int = 96
 
     @classmethod
-    def of(cls, rough: bool, inputs: Tensor, targets: Tensor, weights: Tensor) -> "GaussianProcess":
+    def of(cls, rough: bool, inputs: Tensor, targets: Tensor, weights: Tensor) -> Self:
         """The process on these rows, its hyper-parameters at their start."""
         columns = inputs.shape[1]
-        start = [0.5 * math.log(max(1, columns))] * columns + [0.0, -1.5, math.log(0.3), 0.0]
+        start = [_usual_log_scale(columns)] * columns + [0.0, -1.5, math.log(0.3), 0.0]
         values = torch.tensor(start, dtype=torch.float64, device=inputs.device)
         return cls(rough, inputs.double(), targets.double(), weights.double(), values)
 
-    def on(self, rows: Tensor) -> "GaussianProcess":
+    def on(self, rows: Tensor) -> Self:
         """The same process conditioned on some of the rows."""
         return replace(self, inputs=self.inputs[rows], targets=self.targets[rows], weights=self.weights[rows])
 
-    def settled(self, most: int, evaluations: int, key: Key) -> "GaussianProcess":
+    def settled(self, most: int, evaluations: int, key: Key) -> Self:
         """Choose the hyper-parameters by the evidence of at most `most` rows."""
-        rows = some(len(self.inputs), most, key).to(self.inputs.device)
-        sample, columns = self.on(rows), self.inputs.shape[1]
+        rows = random_rows(len(self.inputs), most, key).to(self.inputs.device)
+        sample = self.on(rows)
 
         def loss(moved: Tensor) -> Tensor:
-            values = self._bounded(moved)
-            now = replace(sample, values=values)
-            factor, solved = now._solved(sample.inputs, sample.targets, sample.weights)
-            evidence = -0.5 * (sample.targets * solved).sum() - factor.diagonal().log().sum() * self.targets.shape[1]
-            away, level = values[:columns] - values[:columns].mean(), values[:columns].mean() - self.values[0]
-            prior = -0.5 * ((away / WIDTH).square().sum() + (level / LEVEL).square())
-            prior = prior - 0.5 * ((values[columns + 2] - NOISE[0]) / NOISE[1]).square()
-            return -(evidence + prior)
+            now = replace(sample, values=self._bounded(moved))
+            return -(now.log_evidence() + now.log_prior())
 
-        final = self._bounded(minimised(loss, torch.zeros_like(self.values), evaluations))
+        final = self._bounded(minimise(loss, torch.zeros_like(self.values), evaluations))
         return replace(self, values=final) if bool(torch.isfinite(final).all()) else self
+
+    def log_evidence(self) -> Tensor:
+        """Log density of the targets, up to a constant."""
+        factor, solved = self._solved(self.inputs, self.targets, self.weights)
+        return -0.5 * (self.targets * solved).sum() - factor.diagonal().log().sum() * self.targets.shape[1]
+
+    def log_prior(self) -> Tensor:
+        """Log density of the hyper-parameters, up to a constant."""
+        columns = self.inputs.shape[1]
+        scales = self.values[:columns]
+        away, level = scales - scales.mean(), scales.mean() - _usual_log_scale(columns)
+        noise = (self.values[columns + 2] - NOISE[0]) / NOISE[1]
+        prior: Tensor = -0.5 * ((away / WIDTH).square().sum() + (level / LEVEL).square() + noise.square())
+        return prior
 
     def _bounded(self, moved: Tensor) -> Tensor:
         """The hyper-parameters after a move of at most `FURTHEST`, so that no matrix is singular."""
@@ -142,9 +162,9 @@ class GaussianProcess:
         return Moments(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     def _exactly(self, factor: Tensor, solved: Tensor, inputs: Tensor) -> Moments:
-        cross = self._kernel(inputs, self.inputs)
+        cross = self.kernel(inputs, self.inputs)
         half = torch.linalg.solve_triangular(factor, cross.mT, upper=False)
-        return self._moments(cross @ solved, self._prior_variance(inputs) - half.square().sum(0))
+        return self._moments(cross @ solved, self.prior_variance(inputs) - half.square().sum(0))
 
     def _nearby(self, inputs: Tensor) -> Moments:
         scales = self.values[: inputs.shape[1]].exp()
@@ -152,9 +172,9 @@ class GaussianProcess:
         nearest = distances.topk(self.neighbours, largest=False).indices  # (n, m)
         rows = self.inputs[nearest]
         factor, solved = self._solved(rows, self.targets[nearest], self.weights[nearest])
-        cross = self._kernel(inputs.unsqueeze(1), rows)  # (n, 1, m)
+        cross = self.kernel(inputs.unsqueeze(1), rows)  # (n, 1, m)
         half = torch.linalg.solve_triangular(factor, cross.mT, upper=False)
-        return self._moments((cross @ solved).squeeze(1), self._prior_variance(inputs) - half.square().sum((1, 2)))
+        return self._moments((cross @ solved).squeeze(1), self.prior_variance(inputs) - half.square().sum((1, 2)))
 
     def _moments(self, mean: Tensor, variance: Tensor) -> Moments:
         epistemic = variance.clamp_min(0.0).unsqueeze(1).expand(mean.shape)
@@ -166,16 +186,18 @@ class GaussianProcess:
 
     def _solved(self, inputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Cholesky factor of the covariance of the targets, and its inverse times them."""
-        factor: Tensor = torch.linalg.cholesky(self._kernel(inputs, inputs) + torch.diag_embed(self._noise / weights))
+        factor: Tensor = torch.linalg.cholesky(self.kernel(inputs, inputs) + torch.diag_embed(self._noise / weights))
         return factor, torch.cholesky_solve(targets, factor)
 
-    def _prior_variance(self, inputs: Tensor) -> Tensor:
+    def prior_variance(self, inputs: Tensor) -> Tensor:
+        """Variances (n,) of the values at rows, before any target is known."""
         columns = inputs.shape[1]
         spread, slope = (2.0 * self.values[columns : columns + 2]).exp()
         variance: Tensor = 1.0 + spread + slope * inputs.square().sum(1)
         return variance
 
-    def _kernel(self, first: Tensor, second: Tensor) -> Tensor:
+    def kernel(self, first: Tensor, second: Tensor) -> Tensor:
+        """Covariances (..., n, m) of the values at two sets of rows."""
         columns = first.shape[-1]
         scales, (spread, slope) = self.values[:columns].exp(), (2.0 * self.values[columns : columns + 2]).exp()
         a, b = first / scales, second / scales

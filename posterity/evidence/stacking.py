@@ -26,8 +26,8 @@ class Stacking:
 
     - `weights` (K,) sum to 1; components of weight 0 may be left out.
     - `log_density` is that of the mixture, and `single` (K,) of each component, in nats per row.
-    - `gap` bounds how far the log density lies below the largest that any weights allow (under the guard, if one was
-      asked for), before small weights were dropped.
+    - `gap` bounds how far the log density, with pseudo-rows, lies below the largest that any weights allow
+      (under the guard, if one was asked for), before small weights were dropped.
     - `squared_error` of the mixture's mean and the `limit` of the guard, in units of the targets' variance; None
       without a guard.
     """
@@ -54,24 +54,28 @@ def stacked(
     means: Tensor | None = None,
     targets: Tensor | None = None,
     standard_errors: float = 1.0,
+    pseudo_rows: float = 0.0,
     least: float = 0.01,
 ) -> Stacking:
     """Stack predictives: find the weights of largest held-out log density of their mixture.
 
     Takes the log density of each held-out row under each component, (N, K), by fits that have not seen the row, and
     weights of the rows (N,). With `means` (N, K, *event) of the components and `targets` (N, *event) the mean is
-    guarded. Weights below `least` are dropped and the others divided by their sum, one at a time, wherever this costs
-    less than `least` nats per row and keeps the guard.
+    guarded. Each component is given `pseudo_rows` rows that it alone explains, which keeps its weight above 0. Weights
+    below `least` are dropped and the others divided by their sum, one at a time, wherever this costs less than `least`
+    nats per row and keeps the guard.
 
-    **Math**: maximise sum_n r_n log sum_k w_k p_k(y_n) over the simplex, r the row weights over their sum: concave. The
-    guard asks that the mixture's mean has a squared error, sum_n r_n |y_n - sum_k w_k mean_nk|^2 = w^T A w with A_jk =
-    sum_n r_n (y_n - mean_nj) . (y_n - mean_nk), of at most the least of one component plus `standard_errors` of its
-    standard errors: a convex constraint. Outputs count in units of their variance. A primal-dual interior-point
-    method runs until a dual bound proves a gap below 1e-8 nats: for the multiplier l of the guard and the gradient g of
-    log density - l w^T A w, the optimum is at most max_k g_k - w . g + l (limit - w^T A w) above.
+    **Math**: maximise sum_n r_n log sum_k w_k p_k(y_n) over the simplex, r the row weights over their sum: concave.
+    `pseudo_rows` a add (a / N) sum_k log w_k for N rows: the weights of largest posterior density under a Dirichlet
+    prior, Dir(1 + a), which are near equal for few rows. The guard asks that the mixture's mean has a squared error,
+    sum_n r_n |y_n - sum_k w_k mean_nk|^2 = w^T A w with A_jk = sum_n r_n (y_n - mean_nj) . (y_n - mean_nk), of at most
+    the least of one component plus `standard_errors` of its standard errors: a convex constraint. Outputs count in
+    units of their variance. A primal-dual interior-point method runs until a dual bound proves a gap below 1e-8 nats:
+    for the multiplier l of the guard and the gradient g of log density - l w^T A w, the optimum is at most max_k g_k -
+    w . g + l (limit - w^T A w) above.
 
-    **Limit**: exact for the rows given; on few rows the weights fit their noise. Of equal components each has the same
-    weight. The limit of the guard has a relative slack of 1e-6.
+    **Limit**: exact for the rows given; on few rows the weights fit their noise, less so with pseudo-rows. Of equal
+    components each has the same weight. The limit of the guard has a relative slack of 1e-6.
 
     **Cost**: some 12 passes of O(N K^2).
 
@@ -84,13 +88,15 @@ def stacked(
     tensor([0.7760, 0.2240, 0.0000], dtype=torch.float64)
     """
     fraction("stacked: least", least)
+    if isinstance(pseudo_rows, bool) or not 0.0 <= pseudo_rows < math.inf:
+        raise ValueError(f"stacked: pseudo_rows must be a number from 0 up. Got {shown(pseudo_rows)}.")
     values, shares = _checked(log_densities, row_weights)
     guard = None if means is None and targets is None else _guard(means, targets, shares, values, standard_errors)
     values, shares = values[shares > 0], shares[shares > 0]
     largest = values.amax(1, keepdim=True)
     densities = (values - largest).exp()  # (N, K), the largest of each row is 1
     offset = float(shares @ largest[:, 0])
-    weights, gap = _solved(densities, shares, guard)
+    weights, gap = _solved(*_with_pseudo_rows(densities, shares, pseudo_rows), guard)
     weights = _dropped(weights, densities, shares, guard, least)
     return Stacking(
         weights,
@@ -100,6 +106,16 @@ def stacked(
         None if guard is None else guard.limit * (1.0 - _room(guard, weights)),
         None if guard is None else guard.limit,
     )
+
+
+def _with_pseudo_rows(densities: Tensor, shares: Tensor, count: float) -> tuple[Tensor, Tensor]:
+    """The rows, and `count` more for each component, which it alone explains; the shares sum to 1."""
+    rows, components = densities.shape
+    if not count:
+        return densities, shares
+    more = torch.full((components,), count, dtype=torch.float64, device="cpu")
+    own = torch.eye(components, dtype=torch.float64, device="cpu")
+    return torch.cat([densities, own]), torch.cat([rows * shares, more]) / (rows + components * count)
 
 
 def _checked(log_densities: Tensor, row_weights: Tensor | None) -> tuple[Tensor, Tensor]:

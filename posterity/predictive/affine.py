@@ -58,6 +58,10 @@ class AffinePredictive(Predictive):
         return self.scale.square() * self.base.variance
 
     @property
+    def std(self) -> Tensor:
+        return self.scale * self.base.std  # finite where the variance overflows
+
+    @property
     def aleatoric(self) -> Tensor:
         return self.scale.square() * self.base.aleatoric
 

@@ -19,11 +19,13 @@ logger = logging.getLogger("posterity")
 
 Order = Literal["random", "group", "time"]
 _ENTRIES = 4_000_000  # of ends of intervals at a time: bounds the memory
-_CAVEATS: dict[str, str] = {
-    "random": "",
-    "group": " The folds hold whole groups, and rows of a group are alike: for new groups the coverage is approximate, "
-    "and the closer the more groups there are.",
-    "time": " The folds are in time order: this holds only as far as the future is like the past.",
+_ORDERS: dict[str, tuple[str, str]] = {  # which new targets are covered, and why no bound holds
+    "group": (
+        "of new groups are covered, if these are exchangeable with the groups of the fit, and the closer the more "
+        "groups there are",
+        "rows of a group are alike",
+    ),
+    "time": ("are covered as far as the future is like the past", "rows in time order are not exchangeable"),
 }
 
 
@@ -103,7 +105,7 @@ class Conformal(ABC):
                 f"{type(self).__name__}.fold must number the model of each of {count} rows, from 0. "
                 f"Got {shown(self.fold)}."
             )
-        if self.order not in _CAVEATS:
+        if self.order not in ("random", *_ORDERS):
             raise ValueError(f"{type(self).__name__}.order must be random, group or time. Got {shown(self.order)}.")
 
     @property
@@ -125,32 +127,41 @@ class Conformal(ABC):
         return math.ceil((self.num_rows + 1) * Fraction(repr(float(level))))
 
     def least_coverage(self, level: float) -> float:
-        """The guaranteed probability that a new target is covered, for exchangeable rows.
+        """The guaranteed probability that a new target is covered, for exchangeable rows; 0 where none is proved.
 
-        It is `level` for split conformal prediction. With alpha = 1 - level, K folds of equal size and n rows it is
-        1 - 2 alpha - min(2 (1 - 1/K) / (n/K + 1), (1 - K/n) / (K + 1)): 1 - 2 alpha for the jackknife+.
+        It is `level` for split conformal prediction. With alpha = 1 - level, K folds and n rows it is
+        1 - 2 alpha - 2 (1 - 1/K) / (n/K + 1), and for folds of equal size the larger of this and
+        1 - 2 alpha - (1 - K/n) / (K + 1): 1 - 2 alpha for the jackknife+. Rows in groups or in time order are not
+        exchangeable, and have no bound.
         """
         between_zero_and_one("level", level)
         count, num_folds = self.num_rows, self.num_folds
+        if self.order != "random":
+            return 0.0
         if num_folds == 1:
             return level
-        loss = min(2 * (1 - 1 / num_folds) / (count / num_folds + 1), (1 - num_folds / count) / (num_folds + 1))
+        loss = 2 * (1 - 1 / num_folds) / (count / num_folds + 1)
+        if len(set(torch.bincount(self.fold).tolist())) == 1:
+            loss = min(loss, (1 - num_folds / count) / (num_folds + 1))
         return max(0.0, 1.0 - 2.0 * (1.0 - level) - loss)
 
     def guarantee(self, level: float) -> str:
         """What is promised at this level, in a sentence for those who use the intervals or sets."""
-        least = f"{100 * self.least_coverage(level):.4g} %"
-        if self.num_folds == 1:
-            promise = (
-                f"At least {least} of new targets are covered, whatever the model ({self.num_rows} calibration rows)"
-            )
-        else:
-            promise = (
-                f"At least {least} of new targets are covered, whatever the model, and about {100 * level:.4g} % where "
-                f"a fold more or less hardly changes the fit ({self.num_rows} rows in {self.num_folds} folds)"
-            )
-        kept = "on average over rows like these: not for each input by itself."
-        return f"{promise}, {kept}{_CAVEATS[self.order]}"
+        least, usual = (f"{100 * share:.4g} %" for share in (self.least_coverage(level), level))
+        rows = f"{self.num_rows} calibration rows"
+        if self.num_folds > 1:
+            rows = f"{self.num_rows} rows in {self.num_folds} folds"
+        average = "It is an average over calibration and new rows, not for each input by itself."
+        if self.order != "random":
+            covered, why = _ORDERS[self.order]
+            if self.order == "time" and self.num_folds > 1:
+                why += ", and no theorem is about folds whose models see the past alone"
+            return f"About {usual} of new targets {covered} ({rows}). No bound is proved: {why}. {average}"
+        stable = f", and about {usual} where a fold more or less hardly changes the fit" if self.num_folds > 1 else ""
+        return (
+            f"At least {least} of new targets are covered, whatever the model, if new rows are exchangeable with "
+            f"these{stable} ({rows}). {average}"
+        )
 
     def _models(self, predictives: Predictive | Sequence[Predictive]) -> list[Predictive]:
         """The predictives of new rows, one for each fold model; a ValueError where there are more or fewer."""
@@ -190,16 +201,19 @@ class ConformalIntervals(Conformal):
     itself, or `together`: by the largest score of a row, so that one box holds all of its targets.
 
     **Limit**: with exchangeable rows, whatever the model: P(y in interval) >= level with one model (and < level +
-    1 / (n + 1) if scores do not tie), >= 1 - 2 alpha with n models, and somewhat less with K (`least_coverage`). The
-    probability is over calibration and new rows, not for each input. Folds by group or in time order are not
-    exchangeable, and `guarantee` says so. Infinite for n < level / (1 - level) rows, with a warning. With K models and
-    a level below 1/2 an interval may be empty (lower > upper).
+    1 / (n + 1) if scores do not tie), >= 1 - 2 alpha with n models, and somewhat less with K (`least_coverage`; Barber
+    et al., theorems 1 and 4). The probability is over calibration and new rows, not for each input. Rows of groups and
+    rows in time order have no such bound, and `guarantee` says what holds: exchangeable groups give about the level if
+    they are many, and several folds in time order have no theorem. Infinite for n < level / (1 - level) rows, with a
+    warning. With K models and a level below 1/2 an interval may be empty (lower > upper).
 
     **Cost**: O(n log n) to fit; O(n N) ends for N new rows of K models, O(N) of one.
 
     **References**: Vovk, Gammerman and Shafer (2005), Algorithmic learning in a random world; Papadopoulos et al.
     (2002), for normalised scores; Romano, Patterson and Candes (2019), Conformalized quantile regression; Barber et al.
-    (2021), Predictive inference with the jackknife+.
+    (2021), Predictive inference with the jackknife+; Gupta, Kuchibhotla and Ramdas (2022), Nested conformal prediction
+    and quantile out-of-bag ensemble methods, for other scores than residuals; Dunn, Wasserman and Ramdas (2022),
+    Distribution-free prediction sets for two-layer hierarchical models, for groups.
 
     **Example**:
 

@@ -4,14 +4,15 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import drawn
 import pytest
 import torch
 from torch import Tensor
 
 from posterity.errors import BadData, BadFolder
-from posterity.estimators import Calibration, Pool, Shape, Stacked, automatic, fit_automatic
-from posterity.estimators.candidates import Networks, Rows, Warp, planned, warp_of
-from posterity.estimators.gaussian_process import Moments, principal
+from posterity.estimators import Calibration, Pool, Scale, Shape, Stacked, automatic, fit_automatic
+from posterity.estimators.candidates import Networks, TableRows, Warp, planned, warp_of
+from posterity.estimators.gaussian_process import Moments, principal_directions
 from posterity.inference import folds
 from posterity.numerics.random import Key
 
@@ -19,7 +20,7 @@ SMALL = 3.0  # seconds: a plan without networks
 
 
 def normal(label: str, *shape: int) -> Tensor:
-    return Key(5).fold(label).normal(shape, torch.float64, "cpu")
+    return drawn.normal(Key(5).fold(label), *shape)
 
 
 def uneven(rows: int, label: str = "") -> tuple[Tensor, Tensor, Tensor]:
@@ -86,9 +87,10 @@ def test_sentence_names_what_has_weight(regression: Stacked, classifier: Stacked
 def test_stored_and_loaded_predict_the_same(regression: Stacked, classifier: Stacked, tmp_path: Path) -> None:
     x, y, _ = uneven(50, "test")
     regression.save(tmp_path / "a")
-    assert torch.equal(Stacked.load(tmp_path / "a").predict(x).log_prob(y), regression.predict(x).log_prob(y))
+    loaded = Stacked.load(tmp_path / "a", x.device)
+    assert torch.equal(loaded.predict(x).log_prob(y), regression.predict(x).log_prob(y))
     classifier.save(tmp_path / "a")  # in its place
-    loaded = Stacked.load(tmp_path / "a")
+    loaded = Stacked.load(tmp_path / "a", x.device)
     assert torch.equal(loaded.predict(x).probs, classifier.predict(x).probs)
     assert loaded.sentence == classifier.sentence
     assert loaded.weights == classifier.weights
@@ -119,6 +121,47 @@ def test_interactions_are_learnt_that_a_linear_model_cannot(classifier: Stacked)
     torch.testing.assert_close(pred.aleatoric + pred.epistemic, pred.entropy)
 
 
+def test_no_candidate_of_classes_has_weight_zero(classifier: Stacked) -> None:
+    """One that fails where the others are sure bounds what they can lose."""
+    assert classifier.weights.keys() == {score.name for score in classifier.scores}
+    assert min(classifier.weights.values()) > 0.5 / 150
+
+
+def test_many_rows_or_classes_have_no_likelihood_in_processes() -> None:
+    x, plan = normal("rows", 1300, 2).float(), planned(1300, 2, 2, 60.0)
+    for rows, classes, odds in ((1200, 2, True), (1300, 2, False), (1200, 3, False), (800, 3, True), (100, 6, False)):
+        labels = torch.arange(rows) % classes
+        table, _ = automatic._rows(x[:rows], labels, "classification", classes, None, None)
+        names = {candidate.name for candidate in automatic._candidates(table, plan, (), ())}
+        assert ("rough Gaussian process of log odds" in names) == odds
+        assert "smooth Gaussian process" in names
+
+
+def test_a_scale_that_fails_is_left_out_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Scale, *_: object) -> Scale:
+        if self.process is not None:
+            raise RuntimeError("not positive-definite")
+        return self
+
+    monkeypatch.setattr(Scale, "settled", broken)
+    x, y, _ = uneven(40)
+    model = fit_automatic(x, y, "regression", seconds=SMALL)
+    assert "the pooled means with a fitted scale failed (not positive-definite)" in model.sentence
+    assert not any("fitted scale" in name for name in model.weights)
+
+
+def test_small_positive_targets_keep_their_digits() -> None:
+    """Standardised in float32 they would all be equal."""
+    original = torch.cat([10.0 ** normal("small", 50, 1) * 1e-6, 10.0 ** normal("large", 50, 1) * 1e3])
+    mean, scale = float(original.mean()), float(original.std())
+    table, _ = automatic._rows(normal("x", 100, 1), (original - mean) / scale, "regression", 0, None, None)
+    warp = warp_of(table.targets, (mean,), (scale,))
+    assert warp is not None
+    assert warp.positive
+    logs = warp.mean + warp.spread * warp.of(table.targets)
+    torch.testing.assert_close(logs, (original / scale).log(), rtol=0, atol=1e-2)
+
+
 def test_rows_of_weight_zero_do_not_count() -> None:
     x, y, _ = uneven(60)
     weights = torch.ones(80)
@@ -142,7 +185,7 @@ def test_folds_by_group_score_new_groups() -> None:
 
 def test_in_time_order_the_final_networks_have_seen_the_last_rows() -> None:
     x = normal("time", 60, 1).float()
-    plan, rows = replace(planned(60, 1, 1, 60.0), steps=5, members=2), Rows(x, x, torch.ones(60), 0)
+    plan, rows = replace(planned(60, 1, 1, 60.0), steps=5, members=2), TableRows(x, x, torch.ones(60), 0)
     for order, seen in (({}, 48), ({"times": range(60)}, 60)):
         _, final = Networks().fits(rows, folds(60, 5, **order), plan, Key(0))
         assert {member.joint.num_data for member in final().posterior.posteriors} == {seen}
@@ -240,7 +283,7 @@ def test_shape_has_mean_zero_and_finds_heavy_tails() -> None:
 def test_calibration_finds_slope_and_offsets() -> None:
     logits = normal("logits", 20_000, 3)
     offsets = torch.tensor([0.5, -0.5, 0.0], dtype=torch.float64)
-    noise = -torch.log(-torch.log(Key(1).uniform((20_000, 3), torch.float64, "cpu")))
+    noise = -torch.log(-torch.log(Key(1).uniform((20_000, 3), torch.float64)))
     labels = (2.0 * logits + offsets + noise).argmax(1)
     found = Calibration.of(logits.unsqueeze(0), labels, torch.ones(20_000, dtype=torch.float64))
     assert abs(found.slope - 2.0) < 0.1
@@ -249,12 +292,12 @@ def test_calibration_finds_slope_and_offsets() -> None:
 
 def test_calibration_draws_in_what_is_spread_too_widely() -> None:
     mean = 2.0 * normal("logits", 5000, 2)
-    noise = -torch.log(-torch.log(Key(1).uniform((5000, 2), torch.float64, "cpu")))
+    noise = -torch.log(-torch.log(Key(1).uniform((5000, 2), torch.float64)))
     labels, draws = (mean + noise).argmax(1), mean + 4.0 * normal("spread", 16, 5000, 2)
     draws = draws - draws.mean(0) + mean
     found = Calibration.of(draws, labels, torch.ones(5000, dtype=torch.float64))
     assert found.spread < 0.2
-    plain = Calibration.none(2, torch.device("cpu"))
+    plain = Calibration.none(2, draws.device)
     gains = found.predictive(draws).log_prob(labels) - plain.predictive(draws).log_prob(labels)
     assert float(gains.mean()) > 0.05
 
@@ -287,7 +330,7 @@ def test_moments_of_a_log_normal_target() -> None:
 def test_wide_tables_go_by_principal_components() -> None:
     x = normal("wide", 50, 3) @ normal("map", 3, 200) + 0.01 * normal("rest", 50, 200)
     y = (x[:, :1] / x[:, :1].std()).float()
-    basis = principal(x)
+    basis = principal_directions(x)
     assert basis is not None
     columns = x @ basis
     assert basis.shape == (200, 50)

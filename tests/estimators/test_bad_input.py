@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ def changed(value: Any) -> Any:
     return rows
 
 
+framed = pytest.mark.parametrize(
+    ("make", "y"), [(regressor, TARGET), (classifier, LABELS)], ids=["regressor", "classifier"]
+)
 both = pytest.mark.parametrize(("make", "y"), [(regressor, Y), (classifier, Y > 3)], ids=["regressor", "classifier"])
 mixtures = pytest.mark.parametrize("mixture", [GaussianMixture(), BayesianGaussianMixture()])
 
@@ -43,6 +47,25 @@ def test_missing_values_are_inputs(make: Make, y: Any, caplog: pytest.LogCapture
         median = without.predict(changed(np.nan))
     assert "Column 'x2': 1 of 40 values are missing, as none was in the training rows" in caplog.text
     np.testing.assert_array_equal(median, without.predict(changed(np.sort(X[:, 1])[(ROWS - 1) // 2])))
+
+
+@framed
+@pytest.mark.parametrize(("column", "value"), [("size", None), ("colour", pd.NA), ("day", pd.NaT), ("open", None)])
+def test_every_kind_of_missing_value_is_an_input(make: Make, y: Any, column: str, value: Any) -> None:
+    rows = TABLE.astype({column: object})
+    rows.loc[[5, 9], column] = value
+    fitted = make().fit(rows, y)
+    assert f"{column} missing" in fitted.encoding_.features
+    assert len(fitted.predict(rows)) == ROWS
+
+
+@both
+def test_strings_are_numbers_or_categories(make: Make, y: Any) -> None:
+    words = np.where(X[:, 2] > 0, "wet", "dry")
+    fitted = make().fit(pd.DataFrame({"a": X[:, 0].astype(str), "b": X[:, 1], "c": words}), y)
+    assert fitted.encoding_.features == ("a", "b", "c=dry", "c=wet")
+    numbers = make().fit(pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "c": words}), y)
+    assert fitted.encoding_ == numbers.encoding_
 
 
 @both
@@ -89,6 +112,9 @@ def test_one_class_one_row_and_one_value() -> None:
         classifier().fit(X, ["a"] * ROWS)
     with pytest.raises(ValueError, match=r"needs at least 2 rows of positive weight. Got 1 sample"):
         regressor().fit(X[:1], Y[:1])
+    with pytest.raises(ValueError, match=r"needs rows of at least 2 classes. Got 1 class"):
+        classifier().fit(X[:1], ["a"])
+    assert classifier().fit(X, Y > 3).predict(X[:1]).shape == (1,)
     with pytest.raises(ValueError, match=r"y has the value 5 in every row. There is nothing to learn."):
         regressor(likelihood="gaussian").fit(X, np.full(ROWS, 5.0))
     assert regressor().fit(X[:2], Y[:2]).predict(X[:1]).shape == (1,)
@@ -104,6 +130,7 @@ def test_one_class_one_row_and_one_value() -> None:
         (regressor, None, "requires y to be passed"),
         (classifier, np.where(Y > 3, None, "b"), "y must have a label in every row. Got none in row"),
         (classifier, Y, "Unknown label type: continuous"),
+        (classifier, np.where(Y > 3, np.inf, 1.0), "Input y contains infinity"),
         (classifier, np.where(Y > 3, np.nan, 1.0), "y must have a label in every row"),
         (lambda: regressor(likelihood="poisson"), Y, "targets must be counts 0, 1, 2, ..."),
     ],
@@ -113,9 +140,9 @@ def test_targets_that_are_refused(make: Make, y: Any, words: str) -> None:
         make().fit(X, y)
 
 
-def test_other_columns_than_in_fit(caplog: pytest.LogCaptureFixture) -> None:
-    fitted = regressor().fit(TABLE, TARGET)
-    wanted = fitted.predict(TABLE)
+@framed
+def test_other_columns_than_in_fit(make: Make, y: Any) -> None:
+    fitted = make().fit(TABLE, y)
     for other, words in (
         (TABLE[TABLE.columns[::-1]], "must be in the same order as they were in fit"),
         (TABLE.rename(columns={"size": "SIZE"}), "Feature names unseen at fit time:\n- SIZE"),
@@ -124,19 +151,27 @@ def test_other_columns_than_in_fit(caplog: pytest.LogCaptureFixture) -> None:
     ):
         with pytest.raises(ValueError, match=re.escape(words)):
             fitted.predict(other)
-    with pytest.raises(ValueError, match="X has 2 features, but BayesianRegressor is expecting 3 features as input"):
-        regressor().fit(X, Y).predict(X[:, :2])
+    with pytest.raises(ValueError, match=f"X has 2 features, but {type(fitted).__name__} is expecting 3 features"):
+        make().fit(X, y).predict(X[:, :2])
     with pytest.warns(UserWarning, match="X does not have valid feature names"):
-        np.testing.assert_array_equal(fitted.predict(TABLE.to_numpy()), wanted)
+        np.testing.assert_array_equal(fitted.predict(TABLE.to_numpy()), fitted.predict(TABLE))
+
+
+@framed
+def test_categories_that_no_training_row_has(make: Make, y: Any, caplog: pytest.LogCaptureFixture) -> None:
+    fitted = make().fit(TABLE, y)
     with caplog.at_level(logging.WARNING, logger="posterity"):
-        unseen = fitted.predict(TABLE.assign(colour="mauve"))
+        unseen = fitted.predict_distribution(TABLE.assign(colour="mauve"))
     assert "40 of 40 values are categories that no training row has ('mauve')" in caplog.text
-    assert np.isfinite(unseen).all()
+    assert bool(unseen.mean.isfinite().all())
+    blank = fitted.encoding_.transform(TABLE.assign(colour="mauve"), [])
+    slots = [index for index, name in enumerate(fitted.encoding_.features) if name.startswith("colour=")]
+    assert not blank[:, slots].any()
 
 
-def test_changed_dtypes() -> None:
-    fitted = regressor().fit(TABLE, TARGET)
-    wanted = fitted.predict(TABLE)
+@framed
+def test_changed_dtypes(make: Make, y: Any) -> None:
+    fitted = make().fit(TABLE, y)
     same = TABLE.assign(
         size=TABLE["size"].astype("Float64"),
         count=TABLE["count"].astype(str),
@@ -145,7 +180,7 @@ def test_changed_dtypes() -> None:
         open=TABLE["open"].astype(str),
         code=TABLE["code"].astype(float),
     )
-    np.testing.assert_allclose(fitted.predict(same), wanted)
+    np.testing.assert_allclose(fitted.predict_distribution(same).mean, fitted.predict_distribution(TABLE).mean)
     with pytest.raises(ValueError, match=r"column 'size': 'big' is not a number"):
         fitted.predict(TABLE.assign(size="big"))
     with pytest.raises(ValueError, match=r"column 'open': .* is wanted"):
@@ -161,11 +196,14 @@ def test_changed_dtypes() -> None:
         (np.zeros(ROWS), "must have a number that is not zero"),
         (np.ones(ROWS - 1), "one number for each row, (40,). Got shape (39,)"),
         (np.full(ROWS, np.nan), "must be finite and at least 0. Got nan in row 0"),
+        ("a", "sample_weight must have one number for each row. Got 'a'."),
+        (["a"] * ROWS, "sample_weight must have one number for each row. Got ['a'"),
     ],
 )
-def test_weights_that_are_refused(weights: Any, words: str) -> None:
+@both
+def test_weights_that_are_refused(make: Make, y: Any, weights: Any, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
-        regressor().fit(X, Y, sample_weight=weights)
+        make().fit(X, y, sample_weight=weights)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +223,12 @@ def test_weights_that_are_refused(weights: Any, words: str) -> None:
         ({"method": "map", "n_jobs": 0}, ValueError, "n_jobs must be None, a positive whole number or -1"),
         ({"method": "map", "device": "gpu"}, ValueError, "Unknown device 'gpu'"),
         ({"method": "map", "random_state": -1}, ValueError, "random_state must be a whole number"),
-        ({"method": "map", "category": "x1"}, TypeError, "category must be a list of columns. Got 'x1'."),
-        ({"method": "map", "drop": ["z"]}, ValueError, "Unknown column 'z'"),
+        ({"method": "map", "category": "x1"}, TypeError, "category must be a list of columns, by name. Got 'x1'."),
+        ({"method": "map", "category": None}, TypeError, "category must be a list of columns, by name. Got None."),
+        ({"method": "map", "drop": [0]}, TypeError, "drop must be a list of columns, by name. Got [0]."),
+        ({"method": "map", "drop": ["z"]}, ValueError, "Unknown column 'z'. Known: x1, x2, x3."),
+        ({"method": "map", "category": ["y"]}, ValueError, "Unknown column 'y'. Known: x1, x2, x3."),
+        ({"method": "map", "drop": ["x1", "x2", "x3"]}, ValueError, "all of its columns are dropped. Keep an input"),
     ],
 )
 def test_settings_that_are_refused(settings: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -198,6 +240,38 @@ def test_settings_that_are_refused(settings: dict[str, Any], error: type[Excepti
 def test_class_weights_that_would_delete_a_class_are_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="class_weight must have positive numbers"):
         BayesianClassifier("map", class_weight={True: weight, False: 1.0}).fit(X, Y > 3)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [({"up": 2.0}, "names 'up', which is no class of y. Name some of [False, True]."), ({True: "a"}, "have numbers")],
+)
+def test_class_weights_that_say_nothing_are_refused(weights: dict[Any, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        BayesianClassifier("map", class_weight=weights).fit(X, Y > 3)
+
+
+def test_class_weights_may_name_a_class_without_rows() -> None:
+    """As in a fold that lacks a rare class."""
+    three = classifier(class_weight={True: 2.0, False: 1.0, "rare": 5.0}).fit(X, Y > 3)
+    two = classifier(class_weight={True: 2.0, False: 1.0}).fit(X, Y > 3)
+    np.testing.assert_array_equal(three.predict_proba(X), two.predict_proba(X))
+
+
+@pytest.mark.parametrize("quantiles", [[], 0.5, ["a"]])
+def test_quantiles_that_are_refused(quantiles: Any) -> None:
+    with pytest.raises(ValueError, match="quantiles must be a list of numbers"):
+        regressor().fit(X, Y).predict_quantiles(X, quantiles)
+
+
+def test_values_of_any_size() -> None:
+    """Targets whose variance overflows have a standard deviation; inputs out of all range are refused by name."""
+    model, large = (regressor(likelihood="gaussian").fit(X, Y * unit) for unit in (1.0, 1e200))
+    np.testing.assert_allclose(large.predict(X, return_std=True)[1], 1e200 * model.predict(X, return_std=True)[1])
+    fitted = regressor().fit(X, Y)
+    with pytest.raises(ValueError, match=r"row 3, column 'x2': '1e\+35' is too far from the training rows"):
+        fitted.predict(changed(1e35))
+    assert np.isfinite(fitted.predict_interval(changed(1e10))).all()
 
 
 @pytest.mark.parametrize("count", [3, 500])
@@ -244,6 +318,50 @@ def test_mixtures_and_other_columns_than_in_fit(mixture: Any) -> None:
 
 
 @mixtures
+def test_mixtures_refuse_what_is_no_table(mixture: Any) -> None:
+    for rows in (X[:0], X[:, 0], X + 1j, csr_matrix(X)):
+        with pytest.raises((ValueError, TypeError)):
+            mixture.fit(rows)
+
+
+@mixtures
+@pytest.mark.parametrize("weights", [-np.ones(ROWS), np.zeros(ROWS), np.full(ROWS, np.inf)])
+def test_mixtures_refuse_bad_weights(mixture: Any, weights: Any) -> None:
+    with pytest.raises(ValueError, match="sample_weight must"):
+        mixture.fit(X, sample_weight=weights)
+
+
+@mixtures
 def test_mixtures_take_columns_of_one_name(mixture: Any) -> None:
     twice = pd.DataFrame(X, columns=["a", "a", "b"])
     np.testing.assert_array_equal(mixture.fit(twice).predict(twice), mixture.fit(X).predict(X))
+
+
+LINES = {
+    "NaN, None, NaT, pd.NA in X": (test_missing_values_are_inputs, test_every_kind_of_missing_value_is_an_input),
+    "infinities in X": (test_rows_that_are_refused, test_mixtures_take_finite_numbers_only),
+    "numbers out of all range of the training rows": (test_values_of_any_size,),
+    "strings in X": (test_strings_are_numbers_or_categories, test_columns_that_tell_nothing),
+    "NaN or infinities in y": (test_targets_that_are_refused,),
+    "strings in y": (test_targets_that_are_refused,),
+    "one class, or one value of y": (test_one_class_one_row_and_one_value,),
+    "one row": (test_one_class_one_row_and_one_value, test_mixtures_of_one_row_and_constant_columns),
+    "a constant column": (test_columns_that_tell_nothing, test_mixtures_of_one_row_and_constant_columns),
+    "an unseen category": (test_categories_that_no_training_row_has,),
+    "other names, or another order of columns": (
+        test_other_columns_than_in_fit,
+        test_mixtures_and_other_columns_than_in_fit,
+    ),
+    "more or fewer columns": (test_other_columns_than_in_fit, test_mixtures_and_other_columns_than_in_fit),
+    "an array after a frame": (test_other_columns_than_in_fit, test_mixtures_and_other_columns_than_in_fit),
+    "changed dtypes": (test_changed_dtypes, test_mixtures_and_other_columns_than_in_fit),
+    "sparse, complex or 1-D X, no rows": (test_rows_that_are_refused, test_mixtures_refuse_what_is_no_table),
+    "two columns of one name": (test_rows_that_are_refused, test_mixtures_take_columns_of_one_name),
+    "weights below 0, not finite, or all 0": (test_weights_that_are_refused, test_mixtures_refuse_bad_weights),
+}
+
+
+def test_every_line_of_the_table_has_its_tests() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
+    rows = page.split("| input | estimators | mixtures |")[1].splitlines()[2:]
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows if row.startswith("|")] == list(LINES)

@@ -1,10 +1,11 @@
 """Intervals and sets of classes with a guarantee: coverage, rows that models have not seen, folders."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from tablerows import Linear, classifier, regressor
 
-from posterity.estimators import BayesianClassifier, BayesianRegressor
+from posterity.estimators import BayesianClassifier, BayesianRegressor, Encoding
 from posterity.inference.folds import folds
 from posterity.predictive import ConformalIntervals
 
@@ -58,11 +59,41 @@ def test_calibration_rows_are_kept_out_of_every_fit():
     np.testing.assert_array_equal(several.predict(X), whole.predict(X))  # predictions are of the fit to all rows
 
 
+def test_calibration_rows_do_not_decide_what_a_column_is():
+    part = folds(ROWS, 5, seed=0)[-1]
+    words = np.where(np.arange(ROWS) % 2, "1", "2")
+    frame = pd.DataFrame({"a": X[:, 0], "b": words, "c": X[:, 1].round(2).astype(str)})
+    frame.loc[part.test.numpy(), "b"] = "many"  # numbers in the rows of the fit, text in the others
+    frame.loc[part.test.numpy(), "c"] = frame.loc[part.test.numpy(), "c"].str.replace(".", ",")
+    seen = np.zeros(ROWS)
+    seen[part.train] = 1.0
+    model = regressor("conjugate").fit(frame, Y, sample_weight=seen)
+    alone = regressor("conjugate").fit(frame.iloc[part.train.numpy()], Y[part.train])
+    assert model.encoding_ == alone.encoding_
+    assert [column.kind for column in model.encoding_.inputs] == ["number", "number", "number"]
+    with pytest.raises(ValueError, match="column 'b': 'many' is not a number"):  # as of any new row
+        regressor("conjugate", conformal="split").fit(frame, Y)
+
+
+def test_models_predict_only_the_rows_they_have_not_seen(monkeypatch):
+    counts = []
+    transform = Encoding.transform
+
+    def counted(self, X, notes, rows=None):
+        inputs = transform(self, X, notes, rows)
+        counts.append(len(inputs))
+        return inputs
+
+    monkeypatch.setattr(Encoding, "transform", counted)
+    regressor("conjugate", conformal="jackknife+").fit(X[:12], Y[:12])
+    assert sorted(counts) == [1] * 12 + [11] * 12 + [12]  # a fit to the others and a prediction of each, and a last fit
+
+
 def test_groups_and_times_decide_the_folds():
     groups = np.repeat(np.arange(20), 10)
     grouped = regressor("conjugate", conformal="cv+").fit(X, Y, groups=groups)
     assert grouped.conformal_.order == "group"
-    assert "whole groups" in grouped.guarantee(0.9)
+    assert "new groups" in grouped.guarantee(0.9)
     timed = regressor("conjugate", conformal="split").fit(X, Y, times=np.arange(ROWS))
     assert "time order" in timed.guarantee(0.9)
     last = regressor("conjugate").fit(X[: ROWS - timed.conformal_.num_rows], Y[: ROWS - timed.conformal_.num_rows])
@@ -83,6 +114,20 @@ def test_sets_of_classes_cover(word, tmp_path):
     np.testing.assert_array_equal(
         BayesianClassifier.load(tmp_path / "run", network=Linear()).predict_set(THERE, level=0.8), sets
     )
+
+
+def test_rows_that_calibrate_are_drawn_whatever_their_class():
+    """Folds alike in classes would never hold a class of fewer rows than folds, and no theorem is about them."""
+    labels = np.where(np.arange(ROWS) < 4, "rare", "usual")
+    held = folds(ROWS, 5, seed=0)[-1].test.numpy()
+    counts = [(labels[folds(ROWS, 5, seed=seed)[-1].test.numpy()] == "rare").sum() for seed in range(20)]
+    assert sum(counts) > 0
+    model = classifier(conformal="split", random_state=0).fit(X, labels)
+    assert model.conformal_.num_rows == len(held)
+    seed = model.seed_
+    kept = folds(ROWS, 5, seed=seed)[-1].test.numpy()
+    own = classifier(random_state=seed).fit(X, labels, sample_weight=~np.isin(np.arange(ROWS), kept))
+    np.testing.assert_array_equal(own.predict_proba(THERE), model.predict_proba(THERE))
 
 
 def test_several_targets_and_folders_that_are_written_again(tmp_path):

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pytest
 import torch
 from scipy.stats import norm
@@ -123,6 +122,7 @@ def test_frames_of_every_kind_of_column():
     features = model.encoding_.features
     assert {"size", "size missing", "colour=red", "colour missing", "day days", "open", "code=7"} <= set(features)
     assert any("3 categories" in note for note in model.notes_)
+    pl = pytest.importorskip("polars")
     copy = pl.from_pandas(table.astype({"code": "int64"})).with_columns(
         pl.col("code").cast(pl.String).cast(pl.Categorical)
     )

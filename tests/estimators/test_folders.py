@@ -5,6 +5,7 @@ import pytest
 import torch
 from tablerows import Linear, classifier, frame, numbers, regressor
 
+from posterity.cli.frame.folders import find_run
 from posterity.errors import BadFolder
 from posterity.estimators import BayesianClassifier, BayesianRegressor
 from posterity.likelihoods import Gaussian
@@ -72,3 +73,18 @@ def test_a_folder_holds_the_last_estimator_only(tmp_path):
     assert set(RunFolder(tmp_path / "run").parts()) == {"estimator", "posterior"}
     with pytest.raises(ValueError, match="not fitted"):
         regressor().save(tmp_path / "other")
+
+
+def test_each_door_names_the_other(tmp_path):
+    from posterity.cli.main import main
+
+    (tmp_path / "rows.csv").write_text("a,y\n" + "".join(f"{i},{i % 7 + i}\n" for i in range(20)))
+    words = ("fit", str(tmp_path / "rows.csv"), "--target", "y", "--method", "map", "--hidden", "none", "--quiet")
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    with pytest.raises(BadFolder, match=r"holds a run of the command line, no BayesianRegressor. Use it there"):
+        BayesianRegressor.load(tmp_path / "run")
+    regressor("conjugate", network=None).fit(X, Y).save(tmp_path / "saved")
+    with pytest.raises(
+        BadFolder, match=r"holds a BayesianRegressor that was saved in Python.*BayesianRegressor.load\("
+    ):
+        find_run(tmp_path / "saved")

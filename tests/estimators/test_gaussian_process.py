@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import drawn
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,7 @@ from posterity.numerics.random import Key
 
 
 def normal(label: str, *shape: int) -> Tensor:
-    return Key(3).fold(label).normal(shape, torch.float64, "cpu")
+    return drawn.normal(Key(3).fold(label), *shape)
 
 
 def process(rough: bool, rows: int = 40, columns: int = 3, targets: int = 2) -> GaussianProcess:
@@ -25,20 +26,23 @@ def process(rough: bool, rows: int = 40, columns: int = 3, targets: int = 2) -> 
 def by_hand(gp: GaussianProcess, inputs: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Mean (N, T) and variance (N,) of noisy targets, entry by entry in numpy."""
     columns = gp.inputs.shape[1]
-    lengths, (spread, slope, noise, power) = gp.values[:columns].exp().numpy(), gp.values[columns:].exp().numpy()
+    lengths, (spread, slope, noise, power) = (
+        gp.values[:columns].exp().cpu().numpy(),
+        gp.values[columns:].exp().cpu().numpy(),
+    )
 
     def kernel(x: np.ndarray, z: np.ndarray) -> float:
         square = float((((x - z) / lengths) ** 2).sum())
         shape = np.exp(-np.sqrt(square)) if gp.rough else (1.0 + square / (2.0 * power)) ** -power
         return 1.0 + slope**2 * float(x @ z) + spread**2 * shape
 
-    rows, new = gp.inputs.numpy(), inputs.numpy()
+    rows, new = gp.inputs.cpu().numpy(), inputs.cpu().numpy()
     inside = np.array([[kernel(x, z) for z in rows] for x in rows])
-    inside += np.diag((noise**2 + JITTER) / gp.weights.numpy())
+    inside += np.diag((noise**2 + JITTER) / gp.weights.cpu().numpy())
     cross = np.array([[kernel(x, z) for z in rows] for x in new])
     inverse = np.linalg.inv(inside)
     own = np.array([kernel(x, x) for x in new])
-    return cross @ inverse @ gp.targets.numpy(), own - np.einsum(
+    return cross @ inverse @ gp.targets.cpu().numpy(), own - np.einsum(
         "ij,jk,ik->i", cross, inverse, cross
     ) + noise**2 + JITTER
 
@@ -48,10 +52,10 @@ def test_prediction_is_the_conditional_normal(rough: bool) -> None:
     gp, inputs = process(rough), normal("new", 7, 3)
     mean, variance = by_hand(gp, inputs)
     moments = gp.predict(inputs)
-    np.testing.assert_allclose(moments.mean.numpy(), mean, atol=1e-5)  # distances of equal rows are 1e-6, not 0
-    np.testing.assert_allclose(moments.variance[:, 0].numpy(), variance, atol=1e-5)
+    np.testing.assert_allclose(moments.mean.cpu().numpy(), mean, atol=1e-5)  # distances of equal rows are 1e-6, not 0
+    np.testing.assert_allclose(moments.variance[:, 0].cpu().numpy(), variance, atol=1e-5)
     noise = float((2.0 * gp.values[5]).exp()) + JITTER
-    np.testing.assert_allclose((moments.variance - moments.epistemic).numpy(), noise, rtol=1e-9)
+    np.testing.assert_allclose((moments.variance - moments.epistemic).cpu().numpy(), noise, rtol=1e-9)
 
 
 @pytest.mark.parametrize("rough", [False, True])

@@ -15,6 +15,8 @@ from posterity.evidence import stacked
 from posterity.evidence.stacking import TOLERANCE
 from posterity.numerics.random import Key
 
+pytestmark = pytest.mark.cpu  # where weights are computed, whatever the device of the densities
+
 
 def problem(rows: int, components: int, seed: int, spread: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
     """Log densities (N, K) of normals, their means (N, K, 1) and the targets (N, 1)."""
@@ -208,3 +210,30 @@ def test_many_rows_are_quick() -> None:
 def test_bad_input_is_refused(arguments: dict[str, Tensor], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         stacked(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [0.5, 3.0])
+def test_pseudo_rows_are_a_dirichlet_prior(count: float) -> None:
+    log_densities, means, y = problem(40, 3, 2)
+    result = stacked(log_densities, pseudo_rows=count, least=0.0)
+
+    def objective(weights: Tensor) -> float:
+        return 40 * value(log_densities, weights) + count * float(weights.log().sum())
+
+    reached = objective(result.weights)
+    for toward in torch.eye(3, dtype=torch.float64):  # concave: no way leads up
+        assert objective(0.999 * result.weights + 0.001 * toward) < reached
+    assert math.isclose(result.log_density, value(log_densities, result.weights), rel_tol=1e-9)
+    most = stacked(log_densities, pseudo_rows=1e6, least=0.0).weights
+    torch.testing.assert_close(most, torch.full_like(most, 1 / 3), rtol=0, atol=1e-3)
+    guarded = stacked(
+        log_densities, means=means, targets=y, standard_errors=0.0, pseudo_rows=count, least=0.0
+    )  # the prior does not break the guard
+    assert guarded.squared_error is not None
+    assert guarded.limit is not None
+    assert guarded.squared_error <= guarded.limit * (1.0 + 1e-6)
+
+
+def test_pseudo_rows_below_zero_are_refused() -> None:
+    with pytest.raises(ValueError, match="pseudo_rows must be a number from 0 up"):
+        stacked(torch.zeros(2, 2), pseudo_rows=-1.0)

@@ -3,6 +3,7 @@
 import json
 import math
 
+import drawn
 import numpy as np
 import pytest
 import torch
@@ -27,7 +28,7 @@ from posterity.storage import decode, encode
 
 
 def normal(label: str, *shape: int) -> Tensor:
-    return Key(3).fold(label).normal(shape, torch.float64, "cpu")
+    return drawn.normal(Key(3).fold(label), *shape)
 
 
 def gaussian(mean: Tensor, std: Tensor) -> GaussianPredictive:
@@ -135,17 +136,17 @@ def brute_sets(scores: Tensor, fold: Tensor, probs: list[Tensor], u: Tensor, lev
 @pytest.mark.parametrize("penalty", [0.0, 0.05])
 def test_sets_against_brute_force(num_folds: int, keyed: bool, penalty: float) -> None:
     probs = [(2.0 * normal(f"logits{k}", 30, 4)).softmax(-1) for k in range(num_folds)]
-    labels = [Key(k).uniform((30,), device="cpu").mul(4).long() for k in range(num_folds)]
+    labels = [drawn.uniform(Key(k), 30, dtype=torch.float32).mul(4).long() for k in range(num_folds)]
     models = [ClassPredictive(p) for p in probs]
     sets = ConformalSets.fit(models, labels, penalty=penalty)
-    uniform = Key(0).fold("calibration").uniform((30 * num_folds,), torch.float64, "cpu")
+    uniform = drawn.uniform(Key(0).fold("calibration"), 30 * num_folds)
     row = 30 * (num_folds - 1) + 7
     p, label = probs[-1][7], labels[-1][7]
     above = p > p[label]
     expected = float(p[above].sum() + uniform[row] * p[label]) + penalty * int(above.sum())
     assert float(sets.scores[row]) == pytest.approx(expected, abs=1e-12)
     key = Key(9) if keyed else None
-    u = Key(9).fold("sets").uniform((30,), torch.float64, "cpu") if keyed else torch.zeros(30)
+    u = drawn.uniform(Key(9).fold("sets"), 30) if keyed else torch.zeros(30)
     wanted = brute_sets(sets.scores, sets.fold, probs, u, 0.8, penalty)
     assert torch.equal(sets.sets(models, 0.8, key), wanted)
     if not keyed:
@@ -190,8 +191,8 @@ def test_cross_conformal_covers(num_folds: int) -> None:
     hits = []
     for problem in range(problems):
         key = Key(17).fold(problem)
-        x = key.fold("x").normal((30, 6), torch.float64, "cpu")
-        y = x.sum(1) + 0.5 * x[:, 0] ** 2 + key.fold("y").normal((30,), torch.float64, "cpu")
+        x = drawn.normal(key.fold("x"), 30, 6)
+        y = x.sum(1) + 0.5 * x[:, 0] ** 2 + drawn.normal(key.fold("y"), 30)
         parts = folds(20, num_folds, seed=problem)
         fits = [ridge(x[part.train], y[part.train]) for part in parts]
         models = [gaussian((x @ w)[:, None], 0.1 + x[:, 1:2].abs()) for w in fits]
@@ -209,7 +210,7 @@ def test_sets_cover(wrong: bool) -> None:
     problems, level = 500, 0.75
     logits = 1.5 * normal("logits", problems, 30, 4)
     truth = logits.softmax(-1)
-    labels = torch.multinomial(truth.reshape(-1, 4), 1, generator=Key(2).generator("cpu")).reshape(problems, 30)
+    labels = drawn.labels_of(truth, Key(2))
     probs = (-2.0 * logits).softmax(-1) if wrong else truth
     hits, plain = [], []
     for problem in range(problems):
@@ -251,13 +252,27 @@ def test_what_is_guaranteed() -> None:
     n, k = 1000, 10  # Barber et al. (2021), Theorem 4
     loss = min(2 * (1 - 1 / k) / (n / k + 1), (1 - k / n) / (k + 1))
     assert made(n, k).least_coverage(0.9) == pytest.approx(0.8 - loss)
+    uneven = made(43, 5)  # the second term is proved for folds of equal size
+    assert uneven.least_coverage(0.9) == pytest.approx(0.8 - 2 * (1 - 1 / 5) / (43 / 5 + 1))
+    assert made(45, 5).least_coverage(0.9) == pytest.approx(0.8 - (1 - 5 / 45) / 6)
     assert made(10, 2).least_coverage(0.5) == 0.0
     assert "At least 90 % of new targets" in made(50, 1).guarantee(0.9)
     assert "At least 80 %" in made(50, 50).guarantee(0.9)
     assert "about 90 %" in made(50, 50).guarantee(0.9)
     assert "not for each input" in made(50, 1).guarantee(0.9)
-    assert "whole groups" in made(50, 5, "group").guarantee(0.9)
-    assert "time order" in made(50, 5, "time").guarantee(0.9)
+    assert "if new rows are exchangeable" in made(50, 1).guarantee(0.9)
+
+
+@pytest.mark.parametrize(("order", "words"), [("group", "of new groups"), ("time", "as far as the future is like the")])
+@pytest.mark.parametrize("num_folds", [1, 5])
+def test_rows_that_are_not_exchangeable_have_no_bound(order: str, words: str, num_folds: int) -> None:
+    conformal = made(50, num_folds, order)
+    sentence = conformal.guarantee(0.9)
+    assert conformal.least_coverage(0.9) == 0.0
+    assert sentence.startswith(f"About 90 % of new targets {'' if order == 'group' else 'are covered '}{words}")
+    assert "No bound is proved" in sentence
+    assert "whatever the model" not in sentence
+    assert ("no theorem" in sentence) == (order == "time" and num_folds > 1)
 
 
 def test_they_are_stored_as_values() -> None:
