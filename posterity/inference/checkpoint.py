@@ -25,13 +25,15 @@ from posterity.storage.schema import AGAIN, check_fields, check_names, check_ten
 class Checkpoint:
     """The folder of a run, and how often it is stored: every `steps` steps, every `seconds` seconds, or both.
 
-    The run is also stored at its end and, after the current step, on Ctrl-C. A state that is not finite (for an
-    ensemble: finite in no member) is never stored: a run that diverges leaves its last good state.
+    The run is also stored at its end, if it took `least` seconds, and on Ctrl-C, after the current step. A state that
+    is not finite (for an ensemble: finite in no member) is never stored: a run that diverges leaves its last good
+    state.
     """
 
     path: str | os.PathLike[str]
     seconds: float | None = 60.0
     steps: int | None = None
+    least: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, (str, os.PathLike)):
@@ -40,6 +42,8 @@ class Checkpoint:
             positive("Checkpoint.seconds", self.seconds, "or None")
         if self.steps is not None:
             positive_whole("Checkpoint.steps", self.steps, "or None")
+        if self.least is not None:
+            positive("Checkpoint.least", self.least, "or None")
 
 
 def stored_problem(checkpoint: Checkpoint) -> tuple[Prior, Likelihood] | None:
@@ -83,8 +87,8 @@ class Checkpointer:
     def resume(self, run: Run) -> None:
         """Restore `run` and the callbacks from the folder, if it holds this run."""
         if not self.folder.exists() or "state" not in self.folder.parts():
-            # A folder that cannot be written is refused before the first step.
-            self.folder.commit({"run": self._identity})
+            if self.checkpoint.least is None:  # a folder that cannot be written is refused before the first step
+                self.folder.commit({"run": self._identity})
             return
         refuse_other(self.checkpoint.path, self._identity, self.folder.read("run"))
         with reading(f"Run folder {os.fspath(self.checkpoint.path)!r}: its checkpoint"):
@@ -133,13 +137,16 @@ class Checkpointer:
         """Store the run if it is due, or `now`."""
         due_steps = self.checkpoint.steps is not None and run.step - self._last_step >= self.checkpoint.steps
         due_time = self.checkpoint.seconds is not None and time.monotonic() - self._last_time >= self.checkpoint.seconds
-        if now or due_steps or due_time or run.step == run.steps or run.stopped:
+        due = now or due_steps or due_time
+        ends = run.step == run.steps or bool(run.stopped)
+        if due or ends:
             # On a GPU the loss is checked only now and then, and no loss covers the last update.
             traits = run.method.traits
             check_loss(run.joint, run.trace, run.state, run.step - self._last_step, traits.row)
             part = run.state if traits.accountable is None else traits.accountable(run.state)
             check_kept(run.joint, [part], run.step, traits.row)
-            self.write(run)
+            if due or run.trace.seconds >= (self.checkpoint.least or 0.0):
+                self.write(run)
 
     def write(self, run: Run) -> None:
         """Store the run in one atomic commit."""

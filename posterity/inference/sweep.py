@@ -27,6 +27,7 @@ from posterity.storage import Part
 from posterity.storage.disk import write_file
 
 SECONDS = 300.0  # between checkpoints of a group, which can take gigabytes
+LEAST = 60.0  # seconds of a group below which none is written, as that may take longer than the fits
 
 
 class Cell(Protocol):
@@ -195,7 +196,7 @@ class Sweep(ABC, Generic[C]):
         self._tell(f"{count}, {steps:,} steps")
         try:
             with self.setting():
-                return task.run(Checkpoint(path / "run", seconds=SECONDS), self.callbacks())
+                return task.run(Checkpoint(path / "run", seconds=SECONDS, least=LEAST), self.callbacks())
         except (Diverged, torch.OutOfMemoryError):
             shutil.rmtree(path, ignore_errors=True)
             raise

@@ -31,21 +31,6 @@ STEP_SIZE, WIDE = 0.01, 10_000  # of Adam, for up to this many weights; for more
 WARM_UP = 0.1  # share of the steps of Adam
 
 
-def smooth_value_and_grad(
-    joint: Joint, theta: Tensor, batch: Batch, buffers: Buffers
-) -> tuple[Tensor, Tensor, Buffers]:
-    """`Joint.value_and_grad` with the gradient of all but the prior's kinks."""
-    value, grad, buffers = joint.data_value_and_grad(theta, batch, buffers)
-    weights, raw = joint.split(theta.detach())
-    prior_value, prior_grad = joint.bound_prior.smooth_value_and_grad(weights)
-    if raw.shape[-1]:
-        extra, raw_grad = joint.free_value_and_grad(raw)
-        prior_value, prior_grad = prior_value + extra, torch.cat([prior_grad, raw_grad], dim=-1)
-    power = joint.powers[1]
-    grad.add_(prior_grad * (power.unsqueeze(-1) if isinstance(power, Tensor) else power))
-    return value + power * prior_value, grad, buffers
-
-
 def proximal_of(joint: Joint) -> Proximal:
     """The proximal operator of -prior_power / num_data times the part of the log prior with kinks.
 
@@ -58,7 +43,8 @@ def proximal_of(joint: Joint) -> Proximal:
         weights, raw = joint.split(theta)
         if isinstance(step, Tensor) and step.dim():
             step = step[..., : joint.num_weights]
-        return torch.cat([joint.bound_prior.proximal(weights, step * factor), raw], dim=-1)
+        reached = joint.bound_prior.proximal(weights, step * factor)
+        return torch.cat([reached, raw], dim=-1) if raw.shape[-1] else reached
 
     return proximal
 
@@ -219,11 +205,12 @@ class MAP(GradientFit):
             moments = self._ascended(joint, theta, grad, state)
             return MAPState(theta, moments, buffers, state.step + 1), {"loss": -value / joint.num_data}
         joint = joint.as_joint("MAP(proximal=True)")
-        value, grad, buffers = smooth_value_and_grad(joint, theta, batch, state.buffers)
+        value, grad, buffers = joint.value_and_grad(theta, batch, state.buffers, smooth=True)
         moments = self.optimizer.ascend_proximal(
             theta, grad, state.optimizer, self._step_size(state), joint.num_data, proximal_of(joint)
         )
-        zeros = (theta[..., : joint.num_weights] == 0).to(joint.dtype).mean(-1)
+        others = torch.linalg.vector_norm(theta[..., : joint.num_weights], ord=0, dim=-1)
+        zeros = 1.0 - others / joint.num_weights
         info = {"loss": -value / joint.num_data, "zeros": zeros}
         return MAPState(theta, moments, buffers, state.step + 1), info
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -31,15 +30,13 @@ _PASSES, _LEAST_STEPS, _MOST_STEPS, _COLLECTED = 40, 1000, 10_000, 100  # after 
 _EVERY = 20  # steps between collected thetas of a fit that is given
 _LEAST = 1e-30  # variance of a weight that never moved: too small to matter in a draw, enough for a density
 
-# Weights that a run began at, by its problem.
-_starts: "WeakKeyDictionary[Problem, Tensor]" = WeakKeyDictionary()
-
 
 class SWAGState(NamedTuple):
     """The state of the fit and the moments of the thetas collected so far; (M, ...) for members.
 
     `mean` (T,) and `squares` (R,), the sum of squared distances to it, are in float64; `deviations` (K, R) are a ring.
-    `statistics` are the batch-norm statistics at the mean, averaged over `batches` of the last pass.
+    `statistics` are the batch-norm statistics at the mean, averaged over `batches` of the last pass. `start` is the
+    theta that the run began at; kept states do without.
     """
 
     fit: MAPState
@@ -49,6 +46,7 @@ class SWAGState(NamedTuple):
     collected: int
     statistics: Buffers
     batches: int
+    start: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class SWAG(Method):
     parameters of the likelihood, stay at their means. Batch norm: its statistics at the mean are recomputed by one pass
     over the data after the fit, and serve all draws (the paper has one pass a draw).
 
-    **Cost**: the fit and one pass over the data, which without batch norm only reads them; (`rank` + 4) times
+    **Cost**: the fit and one pass over the data, which without batch norm only reads them; (`rank` + 5) times
     the size of theta in memory.
 
     **References**: Maddox et al. (2019), A simple baseline for Bayesian uncertainty in deep learning, section 3 and
@@ -149,7 +147,7 @@ class SWAG(Method):
         rows = min(data.num_data, self.fit.batch_size or data.num_data)
         seen = self.fit.steps * max(rows, 32)  # batches of fewer rows hardly take less time
         posterior = partial(self.posterior, joint, [state])
-        return measured_width_cost("SWAG", joint, posterior, data, seen, start=_starts.get(joint))
+        return measured_width_cost("SWAG", joint, posterior, data, seen, start=state.start)
 
     @property
     def traits(self) -> Traits:
@@ -170,6 +168,7 @@ class SWAG(Method):
         count, members = joint.num_random, joint.num_members or 1
         parts = {
             **self.fit.footprint(joint, data).parts,
+            "start": members * joint.size * joint.dtype.itemsize,
             "moments": members * 2 * 8 * (joint.size + count),
             "deviations": members * self.rank * count * joint.dtype.itemsize,
             "covariance": members * 8 * count * (2 * self.rank + 1),
@@ -187,7 +186,6 @@ class SWAG(Method):
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> SWAGState:
         lead, count = theta.shape[:-1], joint.num_random
-        _starts[joint] = theta
         return SWAGState(
             fit=self.fit.init(joint, theta, key),
             mean=torch.zeros_like(theta, dtype=torch.float64),
@@ -196,6 +194,7 @@ class SWAG(Method):
             collected=0,
             statistics={},
             batches=0,
+            start=theta.clone(),
         )
 
     def step(self, joint: Problem, state: SWAGState, batch: Batch, key: Key) -> tuple[SWAGState, Info]:
@@ -221,7 +220,7 @@ class SWAG(Method):
         return state._replace(mean=mean, squares=squares, collected=state.collected + 1)
 
     def keep(self, state: SWAGState) -> SWAGState:
-        return state._replace(fit=self.fit.keep(state.fit))
+        return state._replace(fit=self.fit.keep(state.fit), start=None)
 
     def posterior(self, joint: Problem, kept: Sequence[SWAGState]) -> Gaussian:
         last = kept[-1]

@@ -1,6 +1,9 @@
-"""Backward passes of a joint: leaves of the graph, and the log-likelihood of a batch."""
+"""Backward passes of a joint: leaves of the graph, members side by side, and the log-likelihood of a batch."""
 
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +14,9 @@ from posterity.model.batch import Batch
 from posterity.model.network import Network
 
 _KEPT = 4  # a step uses one or two pairs of vectors
+LANES = 4  # passes side by side on a GPU: deep layers have few pixels, and are too small to fill it alone
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +56,40 @@ class LeavesCache:
                 self._kept.pop(old, None)  # another thread may have
             self._kept[address] = leaves
         return leaves
+
+
+class _Streams(threading.local):
+    def __init__(self) -> None:
+        self.of: dict[torch.device, list[torch.cuda.Stream]] = {}
+
+
+_STREAMS = _Streams()
+
+
+def side_by_side(passes: Sequence[Callable[[], T]], device: torch.device) -> list[T]:
+    """Results of the passes, which on a GPU share LANES streams, also within a recorded step.
+
+    The streams wait for all that is queued, and what is queued afterwards waits for them, so that memory that one of
+    them has freed is not used again too early.
+    """
+    if device.type != "cuda" or LANES == 1 or len(passes) == 1:
+        return [run() for run in passes]
+    caller = torch.cuda.current_stream(device)
+    streams = _STREAMS.of.setdefault(device, [])
+    while len(streams) < LANES:
+        streams.append(torch.cuda.Stream(device))  # type: ignore[no-untyped-call, unused-ignore]
+    used = streams[: min(LANES, len(passes))]
+    for stream in used:
+        stream.wait_stream(caller)
+    results: list[T] = []
+    try:
+        for index, run in enumerate(passes):
+            with torch.cuda.stream(used[index % len(used)]):
+                results.append(run())
+    finally:
+        for stream in used:
+            caller.wait_stream(stream)
+    return results
 
 
 def batch_log_likelihood(likelihood: Likelihood, raw: Tensor, outputs: Tensor, batch: Batch) -> Tensor:

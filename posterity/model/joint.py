@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
-from posterity.model.backward import Leaves, LeavesCache, backward, batch_log_likelihood, checked_targets
+from posterity.model.backward import Leaves, LeavesCache, backward, batch_log_likelihood, checked_targets, side_by_side
 from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, OwnOrders, Reordered, StreamData, TensorData
 from posterity.model.network import Buffers, Network
@@ -261,14 +261,14 @@ class Joint:
         return likelihood, prior
 
     def value_and_grad(
-        self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, *, train: bool = True
+        self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, *, train: bool = True, smooth: bool = False
     ) -> tuple[Tensor, Tensor, Buffers]:
         """Value, gradient and buffers of the log density at theta, batch norm in training mode: the hot path.
 
-        The prior's gradient is written first; backward adds the data's gradient to it in place, through views.
+        The prior's gradient (`smooth`: without kinks) is written first; backward adds the data's to it, through views.
         """
         weights, raw = self.split(theta.detach())
-        value, grad = self._prior_value_and_grad(weights, raw)
+        value, grad = self._prior_value_and_grad(weights, raw, smooth)
         prior_power = self.powers[1]
         if isinstance(prior_power, Tensor):
             value, grad = prior_power * value, grad.mul_(prior_power.unsqueeze(-1))
@@ -299,12 +299,13 @@ class Joint:
         if theta.dim() == 1:
             return self._add_data_grad_at(Leaves.at(self.network, theta, grad), batch, buffers, train)
         network = self.network
-        if network.one_by_one:  # activations of one member at a time are in memory
+        if network.one_by_one:  # activations of few members at a time are in memory
             own = network.buffers if buffers is None else buffers
-            each = [
-                self.member(i)._add_data_grad(theta[i], batch.member(i), network.buffers_of(own, i), grad[i], train)
+            passes = [
+                partial(self.member(i)._add_data_grad, theta[i], batch.member(i), network.buffers_of(own, i), grad[i])
                 for i in range(len(theta))
             ]
+            each = side_by_side([partial(run, train) for run in passes], theta.device)
             after = {name: torch.stack([member_buffers[name] for _, member_buffers in each]) for name in each[0][1]}
             return torch.stack([value for value, _ in each]), after
         weights, raw = self.split(theta.detach())
@@ -352,9 +353,10 @@ class Joint:
                 ) from error
             return batch_log_likelihood(self.likelihood, raw, outputs, batch), buffers
 
-    def _prior_value_and_grad(self, weights: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+    def _prior_value_and_grad(self, weights: Tensor, raw: Tensor, smooth: bool) -> tuple[Tensor, Tensor]:
         """Untempered log prior and its gradient, a new contiguous tensor."""
-        value, grad = self.bound_prior.value_and_grad(weights)
+        prior = self.bound_prior
+        value, grad = prior.smooth_value_and_grad(weights) if smooth else prior.value_and_grad(weights)
         if not raw.shape[-1]:
             return value, grad.contiguous()
         extra, raw_grad = self.free_value_and_grad(raw)

@@ -1,6 +1,10 @@
 """Chains of layers whose members run as batched products and grouped convolutions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +39,9 @@ class LinearChain:
             return False
         return inputs.dim() == (3 if per_member else 2) and inputs.shape[-1] == first.in_features
 
-    def laid_out(self, inputs: Inputs) -> Inputs:
-        """Inputs of a single network in the preferred memory layout: rows as they are."""
-        return inputs
+    def laid_out(self, weights: Sequence[Tensor], inputs: Inputs, train: bool) -> tuple[Sequence[Tensor], Inputs]:
+        """Weights and inputs of a single network in the preferred memory layout: as they are."""
+        return weights, inputs
 
     def run(self, inputs: Tensor, count: int, per_member: bool) -> Tensor:
         """Outputs (M, n, C) of rows (n, D) or (M, n, D); weights of the layers have a leading axis M or are shared."""
@@ -96,6 +100,10 @@ def plain_layers(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> tuple
 
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 
+_Weight = TypeVar("_Weight", Tensor, Tensor | None)
+
+WIDE = 128  # channels; see `ImageChain.wide`
+
 
 @dataclass(frozen=True)
 class ImageChain:
@@ -116,9 +124,28 @@ class ImageChain:
             return False
         return inputs.dim() == (5 if per_member else 4) and inputs.shape[-3] == first.in_channels
 
-    def laid_out(self, inputs: Inputs) -> Inputs:
-        """Inputs of a single network in the preferred memory layout."""
-        return _laid_out(inputs) if isinstance(inputs, Tensor) and inputs.dim() == 4 else inputs
+    @cached_property
+    def wide(self) -> bool:
+        """Whether kernels are so wide that a GPU is faster with members one by one than with grouped convolutions."""
+        kernels = [part for layer in self.images for part in layer.modules() if isinstance(part, nn.Conv2d)]
+        return median(min(kernel.in_channels, kernel.out_channels) for kernel in kernels) >= WIDE
+
+    def laid_out(self, weights: Sequence[Tensor], inputs: Inputs, train: bool) -> tuple[Sequence[Tensor], Inputs]:
+        """Weights and inputs of a single network in the preferred memory layout.
+
+        In training on a GPU kernels also get the type in which autocast computes: one pass over them, instead of one
+        for the type and one for the layout, which the backward pass would repeat. Other weights are aligned. Otherwise
+        weights stay as they are: derivatives of outputs recognise them.
+        """
+        if not isinstance(inputs, Tensor) or inputs.dim() != 4 or not inputs.is_cuda:
+            return weights, inputs
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
+        if not train or any(map(wrapped, weights)):  # vmap knows no layouts
+            return weights, _laid_out(inputs)
+        half = torch.is_autocast_enabled("cuda") and inputs.dtype != torch.float64
+        kind = torch.get_autocast_dtype("cuda") if half else inputs.dtype
+        kernels = (w.to(kind, memory_format=torch.channels_last) if w.dim() == 4 else w for w in weights)
+        return [_aligned(w) for w in kernels], _laid_out(inputs)
 
     def run(self, inputs: Tensor, count: int, per_member: bool) -> Tensor:
         """Outputs (M, n, K) of images (n, C, H, W) or (M, n, C, H, W); weights have a leading axis M or are shared."""
@@ -164,6 +191,12 @@ def _laid_out(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images
 
 
+def _aligned(weight: _Weight) -> _Weight:
+    """The weight at an address that cuDNN's batch norm can read with channels last: slices of theta begin anywhere."""
+    astray = weight is not None and weight.is_cuda and weight.storage_offset() * weight.element_size() % 16
+    return weight.clone() if weight is not None and astray else weight
+
+
 @dataclass
 class _Members:
     """Runs layers on images with `count` members as channels (n, M C, H, W), or (n, C, H, W) while `shared`."""
@@ -195,7 +228,7 @@ class _Members:
         return F.conv2d(images, weight, bias, layer.stride, layer.padding, layer.dilation, groups)
 
     def _normalised(self, layer: nn.BatchNorm2d, images: Tensor) -> Tensor:
-        scale, shift = self._joined(layer.weight, 1), self._joined(layer.bias, 1)
+        scale, shift = _aligned(self._joined(layer.weight, 1)), _aligned(self._joined(layer.bias, 1))
         mean, variance = self._joined(layer.running_mean, 1), self._joined(layer.running_var, 1)
         if layer.training and layer.num_batches_tracked is not None:
             layer.num_batches_tracked.add_(1)

@@ -174,8 +174,8 @@ class Network:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether members run faster in turn than together: convolutions on a CPU."""
-        return isinstance(self._chain, ImageChain) and self.device.type == "cpu"
+        """Whether members run faster one by one than together: convolutions on a CPU, wide ones on a GPU."""
+        return isinstance(self._chain, ImageChain) and (self.device.type == "cpu" or self._chain.wide)
 
     def matching(self, pattern: str) -> tuple[Slice, ...]:
         """The slices of theta that match a shell pattern such as `head.*` by any of the names of a tied weight."""
@@ -283,7 +283,8 @@ class Network:
         """As `run`, for `count` members, or None without a member axis."""
         chain = self._chain
         if count is None:
-            return self._call(weights, inputs if chain is None else chain.laid_out(inputs), buffers, train)
+            weights, inputs = (weights, inputs) if chain is None else chain.laid_out(weights, inputs, train)
+            return self._call(weights, inputs, buffers, train)
         shared = {name for name, b in buffers.items() if b.dim() == self._buffer_dims[name]}
         stacked = {
             name: b.expand(count, *b.shape) if name in shared & self._running else b for name, b in buffers.items()
@@ -361,10 +362,12 @@ class Network:
     ) -> tuple[Tensor, Buffers]:
         """Run members one after the other."""
         results = [
-            self._call(
+            self._run(
                 [w[i] for w in weights],
                 map_inputs(lambda x, i=i: x[i], inputs) if per_member else inputs,  # type: ignore[misc]
                 self.buffers_of(buffers, i),
+                None,
+                False,
                 train,
             )
             for i in range(weights[0].shape[0])

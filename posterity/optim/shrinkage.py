@@ -12,6 +12,8 @@ def soft_threshold(z: Tensor, threshold: float | Tensor, centre: float = 0.0) ->
     >>> soft_threshold(torch.tensor([3.0, -1.0, 0.5]), 1.0)
     tensor([2., 0., 0.])
     """
+    if not centre:
+        return z - z.clamp(-threshold, threshold)  # type: ignore[arg-type, unused-ignore]
     distance = z - centre
     return torch.where(distance.abs() > threshold, z - distance.sign() * threshold, centre)
 
@@ -33,7 +35,7 @@ def group_threshold(z: Tensor, threshold: float | Tensor) -> Tensor:
     """
     length = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
     if not isinstance(threshold, Tensor) or not threshold.dim() or threshold.shape[-1] == 1:
-        return torch.where(length > threshold, z * (1.0 - threshold / length), torch.zeros_like(z))
+        return z * torch.where(length > threshold, 1.0 - threshold / length, 0.0)
     size, least = z.abs(), torch.finfo(z.dtype).tiny
     zero = (size / threshold.clamp_min(least)).square().sum(-1, keepdim=True) <= 1.0
     r = torch.maximum(length - threshold.amax(-1, keepdim=True), (size - threshold).amax(-1, keepdim=True))

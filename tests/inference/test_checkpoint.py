@@ -59,6 +59,9 @@ def writes(monkeypatch):
         ({"steps": None, "seconds": None}, [10]),
         ({"steps": None, "seconds": 1e6}, [10]),
         ({}, [10]),
+        ({"least": 1e-9}, [10]),
+        ({"least": 1e6}, []),
+        ({"least": 1e6, "steps": 4}, [4, 8]),
     ],
     ids=str,
 )
@@ -112,7 +115,7 @@ def test_a_path_is_a_checkpoint(writes, tmp_path):
     assert RunFolder(tmp_path / "run").parts() == ("run", "state", "trace")
 
 
-@pytest.mark.parametrize("options", [{"steps": 0}, {"steps": 2.0}, {"seconds": -1.0}], ids=str)
+@pytest.mark.parametrize("options", [{"steps": 0}, {"steps": 2.0}, {"seconds": -1.0}, {"least": 0.0}], ids=str)
 def test_bad_cadence_is_refused(options):
     (name,) = options
     with pytest.raises(ValueError, match=rf"Checkpoint\.{name} must be a positive (whole )?number or None"):

@@ -17,7 +17,7 @@ X = torch.linspace(-1.0, 1.0, 12, dtype=torch.float64, device="cpu").unsqueeze(1
 def problem(net=None, **options):
     net = nn.Linear(1, 1) if net is None else net
     likelihood = options.pop("likelihood", po.likelihoods.Gaussian(0.3))
-    return po.Joint(net.double(), likelihood, po.priors.Normal(), **{"num_data": 12, **options})
+    return po.Joint(net.double(), likelihood, po.priors.Normal(1.0), **{"num_data": 12, **options})
 
 
 def test_an_unusable_checkpoint_is_refused_before_the_first_step(tmp_path):

@@ -53,7 +53,7 @@ def test_random_folds_are_uniform():
 def test_stratified_folds_have_equal_shares_of_each_class(labels):
     parts = folds(40, 5, labels=labels, seed=2)
     partition(parts, 40)
-    values = np.asarray(labels)
+    values = np.asarray(labels.cpu() if isinstance(labels, torch.Tensor) else labels)
     for label in np.unique(values):
         counts = [int((values[part.test.numpy()] == label).sum()) for part in parts]
         assert max(counts) - min(counts) <= 1

@@ -193,7 +193,7 @@ def with_members(count, problem=None):
 
 
 def curved():
-    return po.Joint(network([3, 4, 1], FLOAT64), po.likelihoods.Gaussian(0.3), po.priors.Normal(), 20)
+    return po.Joint(network([3, 4, 1], FLOAT64), po.likelihoods.Gaussian(0.3), po.priors.Normal(1.0), 20)
 
 
 @pytest.mark.parametrize(("call", "error", "message"), REFUSALS, ids=[row[2] for row in REFUSALS])

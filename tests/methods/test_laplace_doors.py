@@ -45,7 +45,7 @@ class After(nn.Module):
 
 def joint(module=None, likelihood=None, prior=None, **options) -> po.Joint:
     module = (nn.Linear(3, 1) if module is None else module).double()
-    likelihood, prior = likelihood or po.likelihoods.Gaussian(0.3), prior or po.priors.Normal()
+    likelihood, prior = likelihood or po.likelihoods.Gaussian(0.3), prior or po.priors.Normal(1.0)
     return po.Joint(module, likelihood, prior, ROWS, **options)
 
 

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,13 +19,14 @@ from posterity.evidence import elbo
 from posterity.inference import Callback, Checkpoint, Run
 from posterity.inference.callbacks import Validation
 from posterity.likelihoods import Gaussian
-from posterity.methods import MAP, SWAG
+from posterity.methods import MAP, SWAG, swag
 from posterity.model import Batch, as_data
 from posterity.numerics import Key
 from posterity.optim import SGD, Cyclic
 from posterity.posteriors.gaussian import Linearized
 from posterity.precisions import Dense, Diagonal
 from posterity.priors import Normal
+from posterity.storage import RunFolder
 
 FLOAT64 = torch.float64
 FIT = MAP(steps=40, batch_size=6, optimizer=SGD(0.05))
@@ -128,7 +130,7 @@ def test_weights_that_never_move_have_a_floor() -> None:
     x[:, 1] = 0.0
     net = nn.Linear(3, 1).double()
     nn.init.zeros_(net.weight)
-    joint = po.Joint(net, Gaussian(0.5), Normal(), num_data=20)
+    joint = po.Joint(net, Gaussian(0.5), Normal(1.0), num_data=20)
     for rank in (0, 3):
         q, _ = po.infer(SWAG(FIT, every=2, rank=rank), joint, (x, y))
         assert 0.0 < float(q.variance[1]) <= 1e-30
@@ -157,7 +159,7 @@ def normed(**options: object) -> nn.Module:
 
 
 def normed_joint(module: nn.Module | None = None) -> po.Joint:
-    return po.Joint(module or normed(), Gaussian(0.3), Normal(), num_data=20)
+    return po.Joint(module or normed(), Gaussian(0.3), Normal(1.0), num_data=20)
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
@@ -218,6 +220,28 @@ def test_a_run_with_batch_norm_resumes_within_the_last_pass_too(step: int, tmp_p
         po.infer(method, normed_joint(), numbers(FLOAT64), checkpoint=checkpoint, callbacks=[KillAfter(step)])
     resumed, _ = po.infer(method, normed_joint(), numbers(FLOAT64), checkpoint=checkpoint)
     assert same_bits(resumed, whole)
+
+
+def test_a_resumed_run_compares_with_the_start_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    measured = swag.measured_width_cost
+
+    def noted(*arguments: Any, start: Tensor | None, **options: Any) -> Any:
+        compared.append(start)
+        return measured(*arguments, start=start, **options)
+
+    monkeypatch.setattr(swag, "measured_width_cost", noted)
+    method = SWAG(MAP(steps=12, batch_size=6, optimizer=SGD(0.05)), every=2, rank=4)
+    begin = normed_joint().initial() + 0.1
+    _, whole = po.infer(method, normed_joint(), numbers(FLOAT64), start=begin)
+    checkpoint = Checkpoint(tmp_path, steps=1)
+    with pytest.raises(KilledError):
+        po.infer(method, normed_joint(), numbers(FLOAT64), start=begin, checkpoint=checkpoint, callbacks=[KillAfter(7)])
+    _, resumed = po.infer(method, normed_joint(), numbers(FLOAT64), start=begin, checkpoint=checkpoint)
+    assert len(compared) == 2
+    assert all(torch.equal(start, begin) for start in compared)
+    assert torch.equal(whole["loss"], resumed["loss"])
+    assert torch.equal(RunFolder(tmp_path).read("state").tensors["state.start"], begin.cpu())
 
 
 @pytest.mark.cpu  # torch's sampler draws by a generator of the CPU

@@ -1,16 +1,21 @@
+import logging
+
 import pytest
 import torch
 from drawn import normal
 from torch import nn
 
+from posterity.inference import infer
 from posterity.likelihoods import Categorical
-from posterity.model import Joint, Tempering
+from posterity.methods import MAP
+from posterity.model import Joint, Tempering, layer_chains
 from posterity.model.data import Batch
 from posterity.model.layer_chains import image_chain
 from posterity.model.network import Network
-from posterity.networks import LeNet, ResNet
+from posterity.networks import VGG, ConvNet, LeNet, ResNet
 from posterity.numerics.random import Key
-from posterity.priors import Normal
+from posterity.optim import SGD
+from posterity.priors import Laplace, Normal
 
 MEMBERS = 3
 
@@ -129,3 +134,45 @@ def test_other_shapes_give_the_error_of_the_module():
     network = Network(LeNet())
     with pytest.raises(RuntimeError, match="channels"):
         network.outputs(network.initial.expand(2, -1), torch.zeros(4, 3, 28, 28))
+
+
+def test_only_wide_kernels_run_one_by_one_on_a_gpu():
+    with torch.device("meta"):
+        wide = {"vgg": VGG(19), "resnet": ResNet(20, width=32), "small": ConvNet(), "lenet": LeNet()}
+    assert [name for name, net in wide.items() if image_chain(net).wide] == ["vgg"]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+def test_wide_members_in_a_recorded_step_train_as_alone(half, monkeypatch, caplog):
+    """Members share streams, of which there are fewer than members."""
+    monkeypatch.setattr(layer_chains, "WIDE", 1)
+    torch.manual_seed(0)
+    module = normalised().cuda()
+    x, key = normal(Key(1), 60, 1, 12, 12).float().cuda(), Key(2)
+    data = x, (x.mean((1, 2, 3)) > 0).long()
+    scales = torch.tensor([0.1, 0.2, 0.5, 1.0, 2.0, 4.0], device="cpu")
+    method = MAP(30, 20, SGD(0.05, nesterov=True), proximal=True)
+
+    def fitted(scale, start):
+        joint = Joint(module, Categorical(), Laplace(scale), 60)
+        with (
+            torch.autocast("cuda", torch.bfloat16, enabled=half, cache_enabled=False),
+            torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
+            caplog.at_level(logging.INFO),
+        ):
+            return infer(method, joint, data, start=start, seed=3, progress=False)[0]
+
+    joint = Joint(module, Categorical(), Normal(), 60)
+    start = torch.stack([joint.fresh(key.fold(index)) for index in range(len(scales))])
+    together = fitted(scales, start)
+    assert "not recorded" not in caplog.text
+    tolerance = 0.05 if half else 1e-4
+    for index, scale in enumerate(scales.tolist()):
+        alone = fitted(scale, start[index])
+        torch.testing.assert_close(together.member(index).theta, alone.theta, rtol=tolerance, atol=tolerance)
+        for name, value in alone.buffers.items():
+            torch.testing.assert_close(together.member(index).buffers[name], value, rtol=tolerance, atol=tolerance)
+    if not half:
+        monkeypatch.setattr(layer_chains, "WIDE", 1000)
+        torch.testing.assert_close(fitted(scales, start).theta, together.theta, rtol=1e-3, atol=1e-3)

@@ -53,6 +53,22 @@ def test_sgd_is_torch_sgd(dtype, tolerance, momentum, nesterov, divisor):
     assert worst < tolerance
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("divisor", [1.0, 1000.0])
+def test_fused_sgd_is_torch_sgd(nesterov, divisor):
+    class Fused(SGD):
+        ascend = SGD.fused
+
+    theta = Key(0).normal((3, 5), torch.float32, torch.get_default_device())
+    worst = follow(
+        Fused(0.1, 0.9, nesterov),
+        lambda p: torch.optim.SGD([p], lr=0.1, momentum=0.9, nesterov=nesterov, maximize=True),
+        theta,
+        divisor,
+    )
+    assert worst < 1e-6
+
+
 @pytest.mark.parametrize("optimizer", [Adam(), SGD()])
 def test_the_state_belongs_to_the_run_and_not_to_the_optimizer(optimizer):
     theta = torch.zeros(3)

@@ -109,7 +109,7 @@ def width_cost(posterior: Posterior, rows: Batch, draws: int, start: Tensor | No
     costs = [averaged(each, "its mean does")]
     if began is not None:
         costs.append(averaged(began, "the weights that it started from do"))
-    return max(costs, key=lambda cost: cost.nats)
+    return max(costs, key=lambda cost: (cost.harms, cost.nats))
 
 
 def measured_width_cost(
