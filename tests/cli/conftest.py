@@ -13,9 +13,20 @@ from types import SimpleNamespace
 
 import pytest
 
+from posterity.cli.frame import columns
 from posterity.cli.main import main
 
 TINY = ("--hidden", "6", "--steps", "40", "--checkpoint-steps", "7", "--prior-scale", "1", "--device", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(request, monkeypatch):
+    """Intervals from 40 resamples, not 1000, which take most of a comparison; test_evaluate.py has them all."""
+    if request.path.name != "test_evaluate.py":
+        whole = columns.bootstrap
+        monkeypatch.setattr(
+            columns, "bootstrap", lambda *words, **options: whole(*words, **{**options, "resamples": 40})
+        )
 
 
 @pytest.fixture

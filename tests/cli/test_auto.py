@@ -7,6 +7,8 @@ import pytest
 
 from posterity.cli.main import main
 
+pytestmark = pytest.mark.cpu
+
 
 def write(path, rows=60, classes=False, seed=0):
     draws = np.random.default_rng(seed)
@@ -70,7 +72,7 @@ def test_options_of_one_network_mean_another_method(run, tmp_path):
     assert "table, Laplace" in done.out
     for more, said in (
         (("--method", "auto", "--hidden", "5"), "--hidden is for methods that fit one network"),
-        (("--method", "auto", "--log-target"), "--log-target is for methods that fit one network"),
+        (("--method", "auto", "--log-target"), "--log-target is not for auto, which itself models the logarithm"),
         (("--method", "map", "--seconds", "9"), "--seconds is the budget of auto, and the method is map"),
         (("--seconds", "0"), "--seconds must be"),
     ):

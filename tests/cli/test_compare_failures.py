@@ -153,18 +153,27 @@ def test_confidence_far_away_and_foreign_inputs_are_told(run):
     assert by_laplace["auroc"] > by_map["auroc"]
     out = run("compare", "sine", *TINY).out
     assert re.search(r"Far from the data .*: MAP 1\.00, Laplace \d+\.\d\d\.", out)
+    assert re.search(r"by their standard deviation, AUROC: MAP 0\.50, Laplace 0\.\d\d;", out)
+
+
+def test_a_gap_between_the_training_rows_is_not_among_them():
+    task = tasks.make_task("waves", ("map",), Settings(hidden=(4,)), TableOptions(), ReadingOptions(), "cpu")
+    away, inside = task.data.test.inputs[:, 0].abs(), scores.among_training_rows(task)
+    assert not bool(inside[(away < 0.5) | (away > 3.5)].any())
+    assert bool(inside[(away > 1.5) & (away < 2.5)].all())
 
 
 def test_the_verdict_names_who_tells_inputs_from_elsewhere():
     results = {"MAP": {"auroc": 0.1, "confidence": 1.0}, "Laplace": {"auroc": 0.75, "confidence": 0.9}}
     expected = " Where inputs may come from elsewhere, Laplace tells them better: AUROC 0.75 against 0.10."
     assert scores.elsewhere("MAP", results) == expected
-    assert scores.elsewhere("Laplace", results) == scores.elsewhere("linear", results) == ""
+    better = " It also tells inputs from elsewhere better than MAP: AUROC 0.75 against 0.10."
+    assert scores.elsewhere("Laplace", results) == better
+    assert scores.elsewhere("linear", results) == ""
     near = {"MAP": {"auroc": 0.7}, "Laplace": {"auroc": 0.75}}
     blind = {"MAP": {"auroc": 0.1}, "Laplace": {"auroc": 0.4}}  # worse than chance is no gain
     assert scores.elsewhere("MAP", near) == scores.elsewhere("MAP", blind) == ""
-    wide = {"MAP": {"width": 1.0}, "Laplace": {"width": 8.5}}
-    assert "its intervals are 8.50 against 1.00 times as wide far away" in scores.elsewhere("MAP", wide)
+    assert scores.elsewhere("Laplace", near) == scores.elsewhere("Laplace", blind) == ""
 
 
 def test_only_numbers_are_moved_far_away(tmp_path):
@@ -176,7 +185,9 @@ def test_only_numbers_are_moved_far_away(tmp_path):
     numeric = numeric_features(task.source.preprocessing, task.data.train.inputs.shape[1])
     assert numeric.tolist() == [True, False, False, False]
     train, test = task.data.train.inputs, task.data.test.inputs
-    for moved in (scores._pushed_out(task.data, numeric), scores._box(task.data, numeric)):
+    foreign = scores._foreign(task.data, numeric)
+    assert bool(((foreign[:, 0] < train[:, 0].min()) | (foreign[:, 0] > train[:, 0].max())).all())
+    for moved in (scores._pushed_out(task.data, numeric), foreign):
         assert torch.equal(moved[:, 1:], test[:, 1:])
     away = (scores._pushed_out(task.data, numeric)[:, 0] - train[:, 0].mean()).abs()
     torch.testing.assert_close(away, (5 * (train[:, 0] - train[:, 0].mean()).abs().max()).expand_as(away))

@@ -36,7 +36,7 @@ def put(place, path, data):
 def test_every_reader_is_listed_and_nothing_is_there(run, place):
     code, document, entries = listed(run)
     assert code == 0
-    assert document["built_in"] == ["two-moons", "sine", "line", "blobs"]
+    assert document["built_in"] == ["two-moons", "sine", "line", "blobs", "waves"]
     assert document["places"][0] == str(place)
     names = {"mnist", "fashion-mnist", "kmnist", "cifar-10", "posteriordb-data", "posteriordb-draws"}
     assert set(entries) == {*names, *UCI_REGRESSION, *UCI_CLASSIFICATION}

@@ -9,7 +9,8 @@ import pytest
 import torch
 from sklearn import metrics as reference
 
-from posterity.cli.frame.columns import LEVEL, scores_and_intervals
+from posterity.cli.frame.columns import scores_and_intervals
+from posterity.cli.frame.options import LEVEL
 from posterity.cli.frame.sources import Source, row_hashes
 from posterity.cli.frame.tasks import training_rows
 from posterity.cli.main import main
@@ -19,6 +20,8 @@ from posterity.numerics.random import Key
 from posterity.predictive import ClassPredictive, GaussianPredictive
 from posterity.recipes.settings import Settings
 from posterity.storage import RunFolder
+
+pytestmark = pytest.mark.cpu
 
 TINY = ("--hidden", "6", "--steps", "40", "--prior-scale", "1", "--device", "cpu")
 

@@ -15,6 +15,8 @@ from posterity.cli.frame.sources import find_data
 from posterity.metrics import negative_log_likelihood
 from posterity.recipes.settings import Settings
 
+pytestmark = pytest.mark.cpu
+
 ROWS = 60
 PLAIN = ("--method", "map", "--hidden", "none", "--device", "cpu", "--quiet")
 
@@ -66,7 +68,7 @@ def test_cross_validation_scores_every_row_by_a_fit_without_it(run, files, tmp_p
         Asked("map", Settings(hidden=()), 60.0, "cpu"),
     )
     nll = []
-    for fold in divided(whole, 3, 0):
+    for fold in divided(whole, 3, 0, alike=True):
         own = fold_of(whole, fold)
         assert abs(float(own.data.train.inputs.mean())) < 1e-6  # standardised by its own training rows
         pred, y = own.final_units(asked.fit(own)[0].predict(own.data.test.inputs))
@@ -86,7 +88,7 @@ def test_groups_and_times_divide_rows_everywhere(files):
         train, test = values[list(whole.train)], values[list(whole.test)]
         folds = [
             (values[list(own.train)], values[list(own.test)])
-            for own in (fold_of(whole, fold) for fold in divided(whole, 3, 0))
+            for own in (fold_of(whole, fold) for fold in divided(whole, 3, 0, alike=True))
         ]
         for fitted, scored in ((train, test), *folds):
             assert len(scored)
@@ -146,18 +148,34 @@ def test_conformal_intervals_cover_and_say_what_they_promise(run, tmp_path, how,
     # five standard errors, of the test rows and of the calibration rows
     assert np.mean(inside) > least - 5 * np.sqrt(0.09 / 1000 + 0.09 / (40 if how == "split" else 200))
     assert all(float(row["lower"]) < float(row["q0.5"]) < float(row["upper"]) for row in rows)
+    words = ("evaluate", tmp_path / "run", "--data", tmp_path / "new.csv", "--conformal", "--level", "0.9")
+    scored = json.loads(run(*words, "--json").out)
+    scores, ends = scored["conformal"]["scores"], scored["conformal"]["intervals"]
+    assert scores["coverage"] == pytest.approx(np.mean(inside))
+    widths = [float(row["conformal_upper"]) - float(row["conformal_lower"]) for row in rows]
+    assert scores["width"] == pytest.approx(np.mean(widths), rel=1e-6)
+    assert ends["coverage"][0] < scores["coverage"] < ends["coverage"][1]
+    plain = [float(row["lower"]) <= float(row["y"]) <= float(row["upper"]) for row in rows]
+    assert scored["scores"]["coverage"] == pytest.approx(np.mean(plain))  # the posterior's own intervals, at this level
+    shown = run(*words).out
+    assert "conformal coverage at 90 %" in shown
+    assert "interval width at 90 %" in shown
 
 
 def test_conformal_sets_and_groups(run, files, tmp_path):
     words = ("fit", files / "class.csv", "--target", "y", "--drop", "day", "--group", "who", "--conformal", "cv+")
     done = run(*words, *PLAIN, "--prior-scale", "1", "--out", tmp_path / "run")
     assert done.code == 0
-    assert "whole groups" in done.out
+    assert "of new groups are covered, if these are exchangeable" in done.out
     predicted = run("predict", tmp_path / "run", "--conformal", "--level", "0.8")
     rows = table(predicted.out)
     assert {row["conformal_set"] for row in rows} <= {"no", "yes", "no|yes"}
     assert np.mean([row["y"] in row["conformal_set"].split("|") for row in rows]) > 0.5
+    scored = json.loads(run("evaluate", tmp_path / "run", "--conformal", "--level", "0.8", "--json").out)["conformal"]
+    assert scored["scores"]["coverage"] == np.mean([row["y"] in row["conformal_set"].split("|") for row in rows])
+    assert scored["scores"]["set_size"] == np.mean([len(row["conformal_set"].split("|")) for row in rows])
     assert run("predict", tmp_path / "run", "--level", "0.8").code == 2
+    assert run("evaluate", tmp_path / "run", "--level", "0.8").code == 2
     assert run("predict", tmp_path / "run", "--quantiles", "0.8").code == 2
 
 

@@ -4,6 +4,7 @@ POSTERITY_KILLS=20 python -m pytest tests/cli/test_kill.py kills twenty runs ins
 """
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -19,12 +20,13 @@ import torch
 
 KILLS = int(os.environ.get("POSTERITY_KILLS", "4"))
 SPAWNER = """
-    import json, os, sys
-    import posterity.cli.verbs.fit, posterity.cli.main, posterity.cli.frame.tasks, posterity.methods
+    import contextlib, io, json, os, sys
+    import posterity.cli.main
     import torch
 
     torch.set_num_threads(1)
-    posterity.cli.frame.tasks.warm_up()
+    with contextlib.redirect_stdout(io.StringIO()):  # what this imports no child has to
+        assert posterity.cli.main.main(json.loads(sys.stdin.readline())) == 0
     print("ready", flush=True)
     for line in sys.stdin:
         child = os.fork()
@@ -37,7 +39,7 @@ SPAWNER = """
 
 
 @pytest.fixture
-def spawner():
+def spawner(tmp_path):
     search = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
@@ -47,6 +49,8 @@ def spawner():
         text=True,
         env=environment,
     ) as process:
+        process.stdin.write(words(tmp_path / "warm"))
+        process.stdin.flush()
         assert process.stdout.readline() == "ready\n"
         yield process
         process.kill()
@@ -71,18 +75,18 @@ def test_killed_runs_end_bit_identical(spawner, content, tmp_path):
                 os.kill(child, signal.SIGKILL)
         return int(spawner.stdout.readline())
 
-    run(tmp_path / "warm")
     begin = time.monotonic()
     assert run(tmp_path / "whole") == 0
     seconds = time.monotonic() - begin
     truth = content(tmp_path / "whole")
-    moments = random.Random(0)
+    moments, parts = random.Random(0), itertools.cycle(range(KILLS))
     killed = tries = 0
     while killed < KILLS:
         tries += 1
         assert tries <= 10 * KILLS  # the kills come before the end
         folder = tmp_path / f"killed-{tries}"
-        while run(folder, kill_after=moments.uniform(0.02, seconds)) == -signal.SIGKILL:
+        # Every part of the run has its turn, and a kill comes at random within its part.
+        while run(folder, kill_after=seconds * (next(parts) + moments.random()) / KILLS) == -signal.SIGKILL:
             killed += 1
             if moments.random() < 0.5:
                 break  # then run it to its end

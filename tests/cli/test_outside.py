@@ -12,6 +12,8 @@ from posterity.cli.frame.sources import Source
 from posterity.datasets import DataSet, LabelledData
 from posterity.storage import Part
 
+pytestmark = pytest.mark.cpu
+
 
 def flagged(train, test):
     """The share of rows that are called outside."""

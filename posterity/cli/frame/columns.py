@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posterity.cli.frame.options import LEVEL
 from posterity.cli.frame.sources import Source
 from posterity.datasets import DataSet
 from posterity.metrics import (
@@ -28,9 +29,6 @@ from posterity.metrics import (
 from posterity.metrics.scores import mean_over_rows, per_row
 from posterity.predictive import ClassPredictive, GaussianPredictive, Predictive
 from posterity.storage.part import JSON
-
-LEVEL = 0.95
-"""Of the intervals whose coverage and width are scored, and of the bootstrap intervals of the scores."""
 
 ENTRIES = 4_000_000  # resampled rows of a score, at most; but always 400 resamples
 
@@ -78,23 +76,19 @@ def _crps(pred: Predictive, y: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def _interval(pred: Predictive) -> tuple[Tensor, Tensor]:
+def _interval(pred: Predictive, level: float) -> tuple[Tensor, Tensor]:
     """The central interval, which coverage and width share: its ends may take seconds."""
-    return pred.interval(LEVEL)
+    return pred.interval(level)
 
 
-@mean_over_rows
-def _coverage(pred: Predictive, y: Tensor) -> Tensor:
-    """`metrics.coverage`."""
-    lower, upper = _interval(pred)
+def _coverage(pred: Predictive, y: Tensor, level: float) -> Tensor:
+    lower, upper = _interval(pred, level)
     targets = pred.check(y)
     return per_row((lower <= targets) & (targets <= upper), pred)
 
 
-@mean_over_rows
-def _width(pred: Predictive, y: Tensor) -> Tensor:
-    """`metrics.interval_width`."""
-    lower, upper = _interval(pred)
+def _width(pred: Predictive, y: Tensor, level: float) -> Tensor:
+    lower, upper = _interval(pred, level)
     return per_row(upper - lower, pred)
 
 
@@ -113,14 +107,23 @@ _NUMBERS = (
     Column("mae", "MAE", mean_absolute_error, rescaled=_scaled, shows=False),
     Column("r2", "R2", r_squared, lower_is_better=False),
     Column("crps", "CRPS", _crps, rescaled=_scaled, shows=False),
-    Column("coverage", "coverage", _coverage, wanted=LEVEL),
-    Column("width", "interval width", _width, rescaled=_scaled, shows=False),
 )
 
 
-def all_columns(data: DataSet) -> tuple[Column, ...]:
-    """Every score that suits the data."""
-    return _CLASSES if data.task == "classification" else _NUMBERS
+@lru_cache(maxsize=8)
+def _at_level(level: float) -> tuple[Column, ...]:
+    """Coverage and width of the central intervals of this level."""
+    coverage, width = (mean_over_rows(lambda pred, y, rows=rows: rows(pred, y, level)) for rows in (_coverage, _width))
+    at = "" if level == LEVEL else f" at {100 * level:g} %"
+    return (
+        Column("coverage", f"coverage{at}", coverage, wanted=level),
+        Column("width", f"interval width{at}", width, rescaled=_scaled, shows=False),
+    )
+
+
+def all_columns(data: DataSet, level: float = LEVEL) -> tuple[Column, ...]:
+    """Every score that suits the data; coverage and width are of intervals of this level."""
+    return _CLASSES if data.task == "classification" else (*_NUMBERS, *_at_level(level))
 
 
 def columns(data: DataSet) -> tuple[Column, ...]:
@@ -141,14 +144,17 @@ def scores(predictive: Predictive, source: Source) -> dict[str, float | None]:
 
 
 def scores_and_intervals(
-    predictive: Predictive, source: Source
+    predictive: Predictive, source: Source, level: float = LEVEL
 ) -> tuple[dict[str, float | None], dict[str, list[float] | None]]:
-    """The same, and the ends of each score's bootstrap interval over the test rows; None where it has none."""
+    """The same, and the ends of each score's bootstrap interval over the test rows; None where it has none.
+
+    Coverage and width are of central intervals of this level.
+    """
     predictive, targets, scale = source.own_units(predictive)
     resamples = min(1000, max(400, ENTRIES // len(targets)))
     values: dict[str, float | None] = {}
     ends: dict[str, list[float] | None] = {}
-    for column in all_columns(source.data):
+    for column in all_columns(source.data, level):
         if not column.resamples or len(targets) < 2:
             values[column.key] = _known(column.rescaled(column.metric(predictive, targets), scale))
             ends[column.key] = None

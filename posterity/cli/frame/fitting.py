@@ -91,6 +91,11 @@ def not_for_auto(settings: Settings, *, log_target: bool) -> list[str]:
 
 def check_auto(settings: Settings, *, log_target: bool) -> None:
     """`UsageError` where an option is given that auto does not take."""
+    if log_target:
+        raise UsageError(
+            "--log-target is not for auto, which itself models the logarithm of a skewed target above 0, among others.",
+            "leave --log-target out, or name another method, such as laplace.",
+        )
     if others := not_for_auto(settings, log_target=log_target):
         raise UsageError(
             f"{others[0]} is for methods that fit one network, and auto chooses what it fits.",

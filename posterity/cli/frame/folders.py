@@ -235,9 +235,15 @@ class Run:
 
 def find_run(path: Path) -> Run:
     """The run in a folder; BadFolder where there is none that is sound."""
+    folder = RunFolder(path)
     try:
+        if folder.exists() and "estimator" in folder.parts():
+            kind = folder.read("estimator").config.get("estimator")
+            raise BadFolder(
+                f"'{path}' holds a {kind} that was saved in Python, no run of the command line. "
+                f"Use it there: posterity.estimators.{kind}.load('{path}')."
+            )
         config, posterior = open_run(path)
-        folder = RunFolder(path)
         fitted = stored_hashes(folder.read("rows"), path) if "rows" in folder.parts() else None
         reach = folder.read("reach") if "reach" in folder.parts() else None
         if "preprocessing" not in folder.parts():

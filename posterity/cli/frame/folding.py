@@ -4,13 +4,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from posterity.cli.frame.fitting import Asked, Model, stored_model
-from posterity.cli.frame.output import log
+from posterity.cli.frame.output import UsageError, log
 from posterity.cli.frame.sources import Source, at_most
 from posterity.datasets import LabelledData, Preprocessing
 from posterity.errors import BadFolder
@@ -19,6 +19,9 @@ from posterity.predictive import Predictive
 from posterity.predictive.conformal import Conformal, ConformalIntervals, ConformalSets
 from posterity.storage import Part, RunFolder, decode, encode
 from posterity.storage.schema import reading
+
+if TYPE_CHECKING:
+    from posterity.cli.frame.folders import Run
 
 NUM_FOLDS = 5
 """Folds of CV+, and one of so many is what split conformal prediction keeps out of the fit."""
@@ -43,7 +46,8 @@ class FoldModel:
             inputs = self.preprocessing.transform(source.table.rows(list(source.test)), targets=False).inputs
             rows = LabelledData(inputs, source.data.test.targets)
             own = replace(source, data=replace(source.data, test=rows), preprocessing=self.preprocessing)
-        return own.affine_units(self.model.predict(own.data.test.inputs))
+        pred = self.model.predict(own.data.test.inputs)
+        return own.affine_units(pred)[0], source.affine_units(pred)[1]  # targets are encoded as the source has it
 
     def parts(self) -> dict[str, Part]:
         """All of it as parts of a run folder."""
@@ -73,7 +77,7 @@ def fold_of(source: Source, fold: Fold) -> Source:
         rows = source.data.train
         data = replace(source.data, train=rows.rows(fold.train), test=rows.rows(fold.test))
         return replace(source, data=data, by=by)
-    index, table = torch.tensor(source.train), source.table
+    index, table = torch.tensor(source.train, device="cpu"), source.table
     train, test = index[fold.train], index[fold.test]
     fitted = Preprocessing.fit(table, train, log_target=source.log_target)
     if source.data.classes:  # one of them may be missing from these rows
@@ -92,35 +96,39 @@ def _encoded(fitted: Preprocessing, source: Source, rows: Tensor) -> LabelledDat
     assert source.table is not None
     if not len(rows):
         empty = source.data.test.targets[:0]
-        return LabelledData(torch.zeros(0, len(fitted.features)), empty)
+        return LabelledData(torch.zeros(0, len(fitted.features), device=empty.device), empty)
     inputs, targets, _ = fitted.transform(source.table.rows(rows.numpy()))
     assert targets is not None
     return LabelledData(inputs, targets)
 
 
-def divided(source: Source, num_folds: int, seed: int) -> tuple[Fold, ...]:
-    """Folds of the training rows: at random and alike in classes, by group, or in time order."""
-    labels = source.data.train.targets.cpu() if source.data.classes else None
+def divided(source: Source, num_folds: int, seed: int, *, alike: bool) -> tuple[Fold, ...]:
+    """Folds of the training rows: at random, by group, or in time order.
+
+    `alike` in classes they are better to score by, but then rows of a fold are not exchangeable with new rows, as
+    conformal prediction needs them.
+    """
+    labels = source.data.train.targets.cpu() if source.data.classes and alike else None
     return folds(len(source.data.train), num_folds, labels=labels, seed=seed, **source.by)
 
 
 def without_calibration(source: Source, seed: int) -> tuple[Source, Source]:
     """The source with a fold of its training rows kept out of the fit, and the source that tests on these rows."""
-    held = fold_of(source, divided(source, at_most(NUM_FOLDS, source.by), seed)[-1])
+    held = fold_of(source, divided(source, at_most(NUM_FOLDS, source.by), seed, alike=False)[-1])
     rest = held.data.train
     if held.preprocessing is None:
         test = source.data.test
     else:
-        test = _encoded(held.preprocessing, source, torch.tensor(source.test, dtype=torch.int64))
+        test = _encoded(held.preprocessing, source, torch.tensor(source.test, dtype=torch.int64, device="cpu"))
     return replace(held, data=replace(source.data, train=rest, test=test), test=source.test), held
 
 
 def fold_models(
-    asked: Asked, source: Source, num_folds: int, config: Mapping[str, Any], folder: Path, *, quiet: bool
+    asked: Asked, source: Source, num_folds: int, config: Mapping[str, Any], folder: Path, *, alike: bool, quiet: bool
 ) -> list[tuple[Source, FoldModel]]:
     """Fit every fold, or take the fit from `folder` where an earlier process has stored it there."""
     fits = []
-    for number, fold in enumerate(divided(source, num_folds, asked.settings.seed), start=1):
+    for number, fold in enumerate(divided(source, num_folds, asked.settings.seed, alike=alike), start=1):
         own, place = fold_of(source, fold), folder / f"{number}-fold"
         if RunFolder(place).exists():
             model = FoldModel.load(place, config)
@@ -174,3 +182,19 @@ def stored_conformal(path: Path, config: Mapping[str, Any]) -> tuple[Conformal, 
             RunFolder(place).commit(parts)
             models.append(FoldModel.load(Path(place), config))
     return conformal, models
+
+
+def predicted_by_folds(path: Path, run: "Run", source: Source) -> tuple[Conformal, list[Predictive], Tensor]:
+    """The conformal scores of a run, what its models predict for the test rows of a source, and the targets of these.
+
+    Predictions and targets are in units of the file. `UsageError` where the run kept no scores.
+    """
+    stored = stored_conformal(path, run.config)
+    if stored is None:
+        raise UsageError(
+            f"--conformal needs calibration rows or fold models, and the run {path} has kept none.",
+            "fit with --conformal split, or --conformal cv+.",
+        )
+    conformal, models = stored
+    pairs = [model.predict(source) for model in models or [FoldModel(run.posterior, run.preprocessing, None)]]
+    return conformal, [pred for pred, _ in pairs], pairs[0][1]

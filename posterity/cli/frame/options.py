@@ -10,7 +10,7 @@ from posterity.errors import positive
 from posterity.options import check, comma_separated, option, refused
 from posterity.recipes.methods import RECIPES
 
-DATA_NAMES = ("two-moons", "sine", "line", "blobs")
+DATA_NAMES = ("two-moons", "sine", "line", "blobs", "waves")
 OUTPUT = "Output"
 
 Data = Annotated[
@@ -118,6 +118,46 @@ class TableOptions:
             raise refused(
                 f"The column {self.target!r} cannot be both the target and the column of --group or --time.",
                 "name another.",
+            )
+
+
+LEVEL = 0.95
+"""Of the intervals of predictions unless one is given, and of the bootstrap intervals of scores."""
+
+
+def between(name: str, value: float) -> None:
+    """Raise an error of usage unless a value is a probability above 0 and below 1."""
+    if not 0 < value < 1:
+        raise refused(f"{name} must be between 0 and 1. Got {value:g}.", f"as in {name} 0.9.")
+
+
+@dataclass(frozen=True)
+class IntervalOptions:
+    """Which intervals of predictions to show or to score."""
+
+    level: float | None = option(
+        None, help="Probability of the intervals, and of conformal sets.", unit="X", check=between, usual=f"{LEVEL:g}"
+    )
+    conformal: bool = option(
+        False,
+        help="Intervals, or sets of classes, whose coverage is guaranteed, too; for runs of 'fit --conformal'.",
+        flags=("--conformal",),
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def probability(self) -> float:
+        """The level, or the usual one."""
+        return LEVEL if self.level is None else self.level
+
+    def check_task(self, *, classifies: bool) -> None:
+        """Raise an error of usage where an option does not suit the task."""
+        if classifies and self.level is not None and not self.conformal:
+            raise refused(
+                "--level is for numbers and for conformal sets, and the run predicts classes.",
+                "leave --level out, or add --conformal.",
             )
 
 

@@ -17,13 +17,14 @@ SHARE = 0.01
 def numeric_features(preprocessing: Preprocessing | None, count: int) -> Tensor:
     """Which of `count` inputs are numbers, (D,); categories, booleans and indicators have no range."""
     if preprocessing is None:
-        return torch.ones(count, dtype=torch.bool)
+        return torch.ones(count, dtype=torch.bool, device="cpu")
     return torch.tensor(
         [
             column.kind == "number" and name == column.label
             for column in preprocessing.inputs
             for name in column.features
-        ]
+        ],
+        device="cpu",
     )
 
 
@@ -39,7 +40,7 @@ def reach(source: Source) -> dict[str, Tensor]:
     numeric, count = numeric_features(source.preprocessing, inputs.shape[1]), len(inputs)
     mean = inputs.mean(0)
     squares = (inputs - mean).square().sum(0)
-    excess = torch.zeros(count, dtype=torch.float64)
+    excess = torch.zeros(count, dtype=torch.float64, device="cpu")
     for largest in (True, False) if count > 2 else ():
         values, rows = inputs.topk(2, dim=0, largest=largest)
         rest = (squares - count / (count - 1) * (values[0] - mean).square()).clamp_min(0.0)  # without that row

@@ -131,29 +131,27 @@ def negative_limits_line(source: Source, counts: Mapping[str, int]) -> str:
 
 
 FAR = 5.0  # times as far from the mean of the training rows as the farthest of them
-WIDE = 3.0  # times as wide as the training rows: the box that foreign inputs come from
+WIDE = 3.0  # times as wide as the training rows: the box whose rim foreign inputs come from
 FOREIGN = 500  # inputs of either kind
 
 
 def far_away(posterior: Model, predictive: Predictive, task: Task) -> dict[str, float] | None:
     """How a posterior, with this predictive at the test rows, predicts away from all training rows.
 
-    Classes: the mean confidence far out, and the AUROC by which entropy tells inputs of a wide box from test rows.
-    Regression: the median predictive standard deviation far out, in that at the test rows. None without any numeric
-    input, or where predictions so far out are not finite.
+    Classes: the mean confidence far out. Regression: the median predictive standard deviation far out, in that at the
+    test rows. Both: the AUROC by which entropy or standard deviation tells foreign inputs from test rows. None without
+    any numeric input, or where predictions so far out are not finite.
     """
     numeric = numeric_features(task.source.preprocessing, task.data.train.inputs.shape[1])
     if not numeric.any():
         return None
     far = posterior.predict(_pushed_out(task.data, numeric))
     if predictive.classifies:
-        box = posterior.predict(_box(task.data, numeric))
-        result = {
-            "confidence": float(far.probs.max(-1).values.double().mean()),
-            "auroc": out_of_distribution_auroc(predictive, box),
-        }
+        result = {"confidence": float(far.probs.max(-1).values.double().mean())}
     else:
         result = {"width": float(far.std.double().median() / predictive.std.double().median())}
+    foreign = posterior.predict(_foreign(task.data, numeric))
+    result["auroc"] = out_of_distribution_auroc(predictive, foreign)
     return result if all(map(math.isfinite, result.values())) else None
 
 
@@ -169,12 +167,16 @@ def _pushed_out(data: DataSet, numeric: Tensor) -> Tensor:
     return torch.where(numeric, out, rows).to(data.train.inputs)
 
 
-def _box(data: DataSet, numeric: Tensor) -> Tensor:
-    """Test inputs whose numbers are drawn anew from a box WIDE times as wide as the training rows."""
+def _foreign(data: DataSet, numeric: Tensor) -> Tensor:
+    """Test inputs whose numbers are drawn anew, outside the range of the training rows and within WIDE times of it.
+
+    Draws from a box around that range are moved out, along a line from its middle: at least one number is outside.
+    """
     rows = data.test.inputs[:FOREIGN]
     low, high = data.train.inputs.amin(0), data.train.inputs.amax(0)
-    drawn = Key(0).fold("foreign").uniform(tuple(rows.shape), dtype=rows.dtype)
-    return torch.where(numeric, 0.5 * (low + high) + WIDE * (drawn - 0.5) * (high - low), rows)
+    drawn = 2 * Key(0).fold("foreign").uniform(tuple(rows.shape), dtype=rows.dtype).to(rows.device) - 1
+    out = torch.where(numeric & (high > low), drawn.abs(), 0.0).amax(1, keepdim=True).clamp_min(1e-6)  # in (0, 1]
+    return torch.where(numeric, 0.5 * (low + high) + 0.5 * (high - low) * drawn * (1 / out + WIDE - 1), rows)
 
 
 def _factor(value: float) -> str:
@@ -191,11 +193,15 @@ def far_lines(task: Task, results: Mapping[str, Mapping[str, float]]) -> list[st
 
     where = f"Far from the data ({FAR:g} times as far out as any training row)"
     if task.data.classes is None:
-        return [f"{where}, intervals are wider than at the test rows by a factor of: {listed('width')}."]
+        first = f"{where}, intervals are wider than at the test rows by a factor of: {listed('width')}."
+        by = "standard deviation"
+    else:
+        chance = 1 / len(task.data.classes)
+        first, by = f"{where}, the mean confidence is: {listed('confidence')}; {chance:.2f} claims nothing.", "entropy"
     return [
-        f"{where}, the mean confidence is: {listed('confidence')}; {1 / len(task.data.classes):.2f} claims nothing.",
-        f"Foreign inputs (from a box {WIDE:g} times as wide as the data), told from test rows by their entropy, AUROC: "
-        f"{listed('auroc')}; 0.50 is chance.",
+        first,
+        f"Foreign inputs (outside the training rows, to {WIDE:g} times their range), told from test rows by their "
+        f"{by}, AUROC: {listed('auroc')}; 0.50 is chance.",
     ]
 
 
@@ -208,29 +214,50 @@ def draw_comparison(path: Path, document: Mapping[str, Any], task: Task, posteri
 
 def _far_words(far: Mapping[str, float]) -> str:
     """What a panel says of inputs far away."""
-    if "width" in far:
-        return f"interval far away {_factor(far['width'])} times as wide"
-    return f"confidence far away {far['confidence']:.2f}, foreign AUROC {far['auroc']:.2f}"
+    words = (
+        f"far away {_factor(far['width'])} times as wide"
+        if "width" in far
+        else f"confidence far away {far['confidence']:.2f}"
+    )
+    return f"{words}, foreign AUROC {far['auroc']:.2f}"
+
+
+PAIRS = 10_000_000  # of test and training rows whose distances are looked at
+
+
+def among_training_rows(task: Task) -> Tensor:
+    """Which test rows are as near to a training row as training rows are to each other, (N,).
+
+    Distances are in standard deviations, the bound is the largest from a training row to its nearest neighbour: a gap
+    between the rows is outside. All are inside where there are too many pairs to look at.
+    """
+    seen, rows = task.data.train.inputs.double().cpu(), task.data.test.inputs.double().cpu()
+    if len(seen) < 2 or len(seen) * max(len(seen), len(rows)) > PAIRS:
+        return torch.ones(len(rows), dtype=torch.bool, device="cpu")
+    spread = seen.std(0, correction=0)
+    spread = torch.where(spread > 0, spread, 1.0)
+    bound = torch.cdist(seen / spread, seen / spread).fill_diagonal_(math.inf).amin(1).max()
+    return torch.cdist(rows / spread, seen / spread).amin(1) <= bound
+
+
+CLEARLY = 0.1  # the difference between two AUROCs that is worth a word
 
 
 def elsewhere(taken: str, results: Mapping[str, Mapping[str, float]]) -> str:
-    """A sentence on the method that tells inputs from elsewhere clearly better than `taken`, if there is one.
+    """A sentence on the method that tells inputs from elsewhere clearly better than `taken`, or on `taken` against MAP.
 
     Takes what `far_away` gave, by label. Held-out rows do not see this: they come from where training rows did.
     """
     if taken not in results:
         return ""
-    key, least, what = (
-        ("width", 1.0, "times as wide far away") if "width" in results[taken] else ("auroc", 0.1, "AUROC")
-    )
-    best = max(results, key=lambda label: results[label][key])
-    here, there = results[taken][key], results[best][key]
-    if there - here < least or there < 0.5:
-        return ""
-    numbers = f"{_factor(there)} against {_factor(here)}"
-    if key == "width":
-        return f" Where inputs may come from elsewhere, {best} says so: its intervals are {numbers} {what}."
-    return f" Where inputs may come from elsewhere, {best} tells them better: {what} {numbers}."
+    auroc = {label: result["auroc"] for label, result in results.items()}
+    best, point = max(auroc, key=lambda label: auroc[label]), auroc.get(method_label("map"), math.inf)
+    here, there = auroc[taken], auroc[best]
+    if there >= max(here + CLEARLY, 0.5):
+        return f" Where inputs may come from elsewhere, {best} tells them better: AUROC {there:.2f} against {here:.2f}."
+    if here >= max(point + CLEARLY, 0.5):
+        return f" It also tells inputs from elsewhere better than MAP: AUROC {here:.2f} against {point:.2f}."
+    return ""
 
 
 def _by_label(document: Mapping[str, Any], key: str) -> dict[str, Any]:

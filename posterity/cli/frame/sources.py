@@ -225,7 +225,7 @@ def at_most(num_folds: int, by: dict[str, Any]) -> int:
 
 def _parts(count: int, fraction: float, by: dict[str, Any], seed: int) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Training and test rows where they are not drawn at random: all rows, whole groups, or the latest rows to test."""
-    everything = torch.arange(count)
+    everything = torch.arange(count, device="cpu")
     at_most(2, by)
     if fraction == 0:
         return everything, everything[:0]
@@ -322,7 +322,8 @@ def other_source(path: Path, preprocessing: Preprocessing, reading: ReadingOptio
             raise
     inputs, wanted, notes = preprocessing.transform(table, targets=targets)
     if not targets:
-        wanted = torch.zeros(len(inputs), dtype=torch.int64 if preprocessing.target.classes else inputs.dtype)
+        kind = torch.int64 if preprocessing.target.classes else inputs.dtype
+        wanted = torch.zeros(len(inputs), dtype=kind, device=inputs.device)
     assert wanted is not None
     rows = LabelledData(inputs, wanted)
     data = DataSet(path.stem, preprocessing.task, rows, rows, preprocessing.target.classes or None)

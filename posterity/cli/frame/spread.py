@@ -67,7 +67,7 @@ def _parameters(kind: type) -> tuple[inspect.Parameter, ...]:
 def _parameter(name: str, about: Option, hint: Any, default: Any) -> inspect.Parameter:
     required = default is dataclasses.MISSING
     switch = hint in (bool, bool | None)
-    flags = about.flags or ((f"{flag(name)}/--no-{flag(name)[2:]}",) if switch else ())
+    flags = about.flags or (f"{flag(name)}/--no-{flag(name)[2:]}" if switch else flag(name),)
     given = typer.Option(
         *flags,
         metavar=None if switch else about.unit or None,

@@ -27,7 +27,7 @@ from posterity.recipes.settings import RATE, STRUCTURES, Settings
 from posterity.recipes.stages import threads, usual_kl_weight
 from posterity.storage.part import JSON
 
-HIDDEN = MappingProxyType({"line": (), "sine": (50,)})
+HIDDEN = MappingProxyType({"line": (), "sine": (50,), "waves": (50,)})
 """Hidden layers of the data sets for which two layers of 50 are more than they ask for."""
 
 

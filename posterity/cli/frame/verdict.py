@@ -1,15 +1,16 @@
 """Which method of a comparison to take, and why: a rule over the NLL of each test row, and its sentence."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from posterity.cli.frame.options import LEVEL
 from posterity.metrics import Bootstrap, bootstrap
 from posterity.metrics.scores import mean_over_rows
 from posterity.predictive import Predictive
-
-LEVEL = 0.95
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,20 @@ class Verdict:
 
 
 def judge(candidates: Sequence[Candidate], predictive: Predictive, targets: Tensor) -> Verdict:
-    """Take the simplest candidate that is not surely worse than the one of least NLL; they come simplest first.
+    """Take the simplest candidate that is not surely worse than any other; they come simplest first.
 
     One is surely worse than another where the paired interval of the difference in NLL lies above 0. The bootstrap
     draws from the test rows: `predictive` and `targets` are theirs. There is at least one candidate.
     """
 
     def paired(worse: Candidate, better: Candidate) -> Bootstrap:
-        difference = worse.nll.double().cpu() - better.nll.double().cpu()
-        return bootstrap(mean_over_rows(lambda pred, y: difference), predictive, targets, LEVEL)
+        return _paired(worse, better, predictive, targets)
+
+    def surely_worse(each: Candidate) -> bool:
+        return any(paired(each, other).lower > 0 for other in candidates if other.mean < each.mean)
 
     best = min(candidates, key=lambda candidate: candidate.mean)
-    taken = next(each for each in candidates if each is best or paired(each, best).lower <= 0)
+    taken = next(each for each in candidates if each is best or not surely_worse(each))
     simpler = candidates[: candidates.index(taken)]
     methods = [each for each in candidates if not each.is_baseline]
     others = [each for each in candidates if each is not taken]
@@ -83,6 +86,11 @@ def judge(candidates: Sequence[Candidate], predictive: Predictive, targets: Tens
     else:
         text = f"Take {taken.label}: NLL {_number(taken.mean)}, with nothing to compare it with."
         return Verdict(taken.word, None, None, None, None, len(targets), text)
+    point = next(
+        (each for each in candidates if each.word == "map" and each.word not in (taken.word, other.word)), None
+    )
+    if point is not None and (loss := paired(point, taken)).lower > 0:
+        text += f" {point.label}, a point estimate, is worse by {_span(loss, len(targets))}."
     trivial = candidates[0]
     if trivial.word in _TRIVIAL:
         if taken is trivial:
@@ -90,6 +98,36 @@ def judge(candidates: Sequence[Candidate], predictive: Predictive, targets: Tens
         worse = [each.label for each in candidates[1:] if each.mean > trivial.mean]
         text += f" Worse than {_TRIVIAL[trivial.word]}: {', '.join(worse)}." if worse else ""
     return Verdict(taken.word, other.word, interval.value, interval.lower, interval.upper, len(targets), text)
+
+
+def _paired(
+    worse: Candidate, better: Candidate, predictive: Predictive, targets: Tensor, rows: Tensor | None = None
+) -> Bootstrap:
+    """The mean difference in NLL over these test rows, or all, with its interval; a row that both exclude has none."""
+    difference = (worse.nll.double().cpu() - better.nll.double().cpu()).nan_to_num(0.0, math.inf, -math.inf)
+    if rows is not None:
+        there = rows.to(targets.device)
+        difference, predictive, targets = difference[rows], predictive.rows(there), targets[there]
+    return bootstrap(mean_over_rows(lambda pred, y: difference), predictive, targets, LEVEL)
+
+
+def within(taken: str, candidates: Sequence[Candidate], inside: Tensor, predictive: Predictive, targets: Tensor) -> str:
+    """How the taken candidate compares with MAP on the test rows that `inside` (N,) marks; "" where few are outside.
+
+    Test rows of some data sets reach beyond the training rows, where a point estimate has no chance. The interval is
+    for these training rows: others may give another sign.
+    """
+    by_word, count = {each.word: each for each in candidates}, int(inside.sum())
+    if taken == "map" or "map" not in by_word or count < 20 or count > 0.9 * len(inside):
+        return ""
+    own, point = by_word[taken], by_word["map"]
+    result = _paired(point, own, predictive, targets, torch.where(inside)[0])
+    where = f" Fitted to these training rows and tested on the {count} rows among them, {own.label}"
+    if result.lower > 0:
+        return f"{where} is better than {point.label} by {_span(result, count)}."
+    if result.upper < 0:
+        return f"{where} is worse than {point.label} by {_span(result, count)}."
+    return f"{where} is not surely better than {point.label}: by {_span(result, count)}."
 
 
 _TRIVIAL: Mapping[str, str] = {"mean": "predicting the mean", "frequencies": "predicting the class frequencies"}

@@ -146,8 +146,8 @@ def _verdict(task: "Task", worked: "dict[str, Outcome]") -> dict[str, Any] | Non
     from dataclasses import asdict
 
     from posterity.cli.frame.columns import nll_rows
-    from posterity.cli.frame.scores import elsewhere
-    from posterity.cli.frame.verdict import Candidate, judge
+    from posterity.cli.frame.scores import among_training_rows, elsewhere
+    from posterity.cli.frame.verdict import Candidate, judge, within
 
     order = [*(word for word in worked if word not in o.METHODS), *(word for word in o.METHODS if word in worked)]
     if not order:
@@ -159,9 +159,11 @@ def _verdict(task: "Task", worked: "dict[str, Outcome]") -> dict[str, Any] | Non
         candidates.append(Candidate(word, worked[word].label, nll_rows(predictive, task.source), word not in o.METHODS))
     last = worked[order[-1]].predictive
     assert last is not None
-    verdict = judge(candidates, last, task.data.test.targets)
+    targets = task.data.test.targets
+    verdict = judge(candidates, last, targets)
+    inside = within(verdict.take, candidates, among_training_rows(task), last, targets)
     far = {outcome.label: outcome.numbers["far"] for outcome in worked.values() if outcome.numbers.get("far")}
-    return {**asdict(verdict), "sentence": verdict.sentence + elsewhere(worked[verdict.take].label, far)}
+    return {**asdict(verdict), "sentence": verdict.sentence + inside + elsewhere(worked[verdict.take].label, far)}
 
 
 def _print(document: dict[str, Any], task: "Task") -> None:
@@ -202,7 +204,7 @@ def _print(document: dict[str, Any], task: "Task") -> None:
 
 def _remarks(document: dict[str, Any], task: "Task") -> list[str]:
     """What to know about the table, line by line."""
-    from posterity.cli.frame.columns import LEVEL
+    from posterity.cli.frame.options import LEVEL
     from posterity.cli.frame.scores import chains_line, evidence_line, far_lines, negative_limits_line
     from posterity.cli.frame.tasks import kl_weight_line
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posterity.cli.frame import options as o
@@ -10,6 +11,8 @@ from posterity.cli.frame.spread import command
 from posterity.options import option, refused
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from posterity.cli.frame.folders import Run
     from posterity.cli.frame.sources import Source
     from posterity.predictive.predictive import Predictive
@@ -59,7 +62,13 @@ class EvaluateOptions:
 
 
 @command
-def evaluate(run: o.Run, wanted: EvaluateOptions, reading: o.ReadingOptions, as_json: o.Json = False) -> None:
+def evaluate(
+    run: o.Run,
+    intervals: o.IntervalOptions,
+    wanted: EvaluateOptions,
+    reading: o.ReadingOptions,
+    as_json: o.Json = False,
+) -> None:
     """Score the posterior in RUN on rows whose targets are known, each score with its 95 % bootstrap interval.
 
     Says how many of the rows were fitted, and what it gains to leave the least sure rows unanswered.
@@ -69,20 +78,24 @@ def evaluate(run: o.Run, wanted: EvaluateOptions, reading: o.ReadingOptions, as_
     from posterity.cli.frame.sources import say_notes
 
     opened = find_run(run)
+    with option_values("evaluate"):
+        intervals.check_task(classifies=opened.config["classes"] is not None)
     source = find_rows(opened, wanted.data, reading, "evaluate", targets=True)
     with option_values("evaluate"):
         costs = _cost_table(wanted.costs, source)
     say_notes(source)
     predictive = opened.posterior.predict(source.data.test.inputs)
-    values, ends = scores_and_intervals(predictive, source)
+    values, ends = scores_and_intervals(predictive, source, intervals.probability)
     document = {
         "run": str(run),
         "data": source.data.name,
         "task": source.data.task,
         "method": str(opened.config["method"]),
         "rows": len(source.data.test),
+        "level": intervals.probability,
         "scores": values,
         "intervals": ends,
+        "conformal": _conformal(run, opened, source, intervals.probability) if intervals.conformal else None,
         "fitted_rows": _fitted_rows(opened, source),
         "abstention": _abstention(predictive, source),
         "confusion": _confusion(predictive, source, None),
@@ -119,6 +132,38 @@ def _cost_table(numbers: tuple[float, ...], source: "Source") -> list[list[float
         raise UsageError(f"--costs must be {wanted}. Got {len(numbers)}.", COSTS_HINT)
     width = len(numbers) // count
     return [list(numbers[row * width : (row + 1) * width]) for row in range(count)]
+
+
+def _conformal(run: Path, opened: "Run", source: "Source", level: float) -> dict[str, Any]:
+    """Coverage and mean width, or mean size of sets, of conformal prediction, with bootstrap intervals."""
+    from posterity.cli.frame.folding import predicted_by_folds
+    from posterity.metrics import bootstrap
+    from posterity.metrics.scores import mean_over_rows
+    from posterity.predictive.conformal import ConformalIntervals, ConformalSets
+
+    conformal, predictives, targets = predicted_by_folds(run, opened, source)
+    if isinstance(conformal, ConformalIntervals):
+        lower, upper = (end.flatten(1).cpu() for end in conformal.interval(predictives, level))
+        y = targets.double().reshape(lower.shape).cpu()
+        hits = ((lower <= y) & (y <= upper)).double().mean(1)
+        ends = (lower.exp(), upper.exp()) if source.log_target else (lower, upper)
+        size = (ends[1] - ends[0]).mean(1)
+    else:
+        assert isinstance(conformal, ConformalSets)
+        sets = conformal.sets(predictives, level).cpu()
+        hits, size = sets.gather(1, targets.cpu().unsqueeze(1))[:, 0].double(), sets.double().sum(1)
+    scores = {"coverage": hits, "set_size" if source.data.classes else "width": size}
+
+    def scored(rows: "Tensor") -> Any:
+        return bootstrap(mean_over_rows(lambda pred, y: rows), predictives[0], targets)
+
+    found = {name: scored(rows) for name, rows in scores.items()}
+    return {
+        "level": level,
+        "guarantee": conformal.guarantee(level),
+        "scores": {name: score.value for name, score in found.items()},
+        "intervals": {name: [score.lower, score.upper] for name, score in found.items()},
+    }
 
 
 def _fitted_rows(opened: "Run", source: "Source") -> int | None:
@@ -210,18 +255,23 @@ def _importance(opened: "Run", source: "Source") -> list[dict[str, Any]]:
 def _print(document: dict[str, Any], source: "Source") -> None:
     from rich.text import Text
 
-    from posterity.cli.frame.columns import LEVEL, all_columns
+    from posterity.cli.frame.columns import all_columns
+    from posterity.cli.frame.options import LEVEL
 
     out, label = console(), o.method_label(document["method"])
     title = f"{document['data']}, {document['rows']} rows, {label}, run {document['run']}"
     out.print(Text(title, "bold"), soft_wrap=True)
     rows = table("score", label, f"{100 * LEVEL:g} % interval")
-    for column in all_columns(source.data):
+    for column in all_columns(source.data, document["level"]):
         ends = document["intervals"][column.key]
         told = "" if ends is None else f"{column.shown(ends[0])} to {column.shown(ends[1])}"
         of_one = column.key == "average_precision" and source.data.classes and len(source.data.classes) == 2
         heading = f"{column.heading} ({source.data.classes[1]})" if of_one else column.heading  # type: ignore[index]
         rows.add_row(heading, column.shown(document["scores"][column.key]), told)
+    for key, value in (document["conformal"] or {"scores": {}})["scores"].items():
+        lower, upper = document["conformal"]["intervals"][key]
+        heading = f"conformal {key.replace('_', ' ')} at {100 * document['level']:g} %"
+        rows.add_row(heading, f"{value:.4f}", f"{lower:.4f} to {upper:.4f}")
     out.print(rows)
     for confusion in (document["confusion"], (document["decisions"] or {}).get("confusion")):
         if confusion is not None and len(confusion["classes"]) <= MOST_CLASSES:
@@ -242,6 +292,8 @@ def _print(document: dict[str, Any], source: "Source") -> None:
 def _lines(document: dict[str, Any]) -> list[str]:
     """What to say below the table."""
     lines, abstention = [], document["abstention"]
+    if (conformal := document["conformal"]) is not None:
+        lines.append(f"Conformal prediction at {100 * conformal['level']:g} %: {conformal['guarantee']}")
     if document["fitted_rows"]:
         lines.append(
             f"{document['fitted_rows']} of these {document['rows']} rows were fitted: on them the scores say how well "

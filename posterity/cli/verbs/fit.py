@@ -110,7 +110,8 @@ def fit(
             source, held = without_calibration(source, settings.seed)
         count = parts.cv or (at_most(NUM_FOLDS, source.by) if parts.conformal == PLUS else 0)
         if count:
-            divided(source, count, settings.seed)  # refuses more folds than rows or groups before anything is fitted
+            # Refuses more folds than rows or groups before anything is fitted.
+            divided(source, count, settings.seed, alike=parts.conformal is None)
         task = None
         if asked.method != AUTO:
             task = task_of(source, (asked.method,), settings, device)
@@ -208,7 +209,7 @@ def _fit_folds(
     if not count:
         return 0.0, {}, []
     begin = time.perf_counter()
-    models = fold_models(asked, source, count, slot.config, slot.stages, quiet=quiet)
+    models = fold_models(asked, source, count, slot.config, slot.stages, alike=parts.conformal is None, quiet=quiet)
     if parts.cv is None:
         return time.perf_counter() - begin, {}, models
     pairs = [own.final_units(fold.model.predict(own.data.test.inputs)) for own, fold in models]
@@ -308,7 +309,8 @@ def _report(
 
 def _fold_table(folds: dict[str, Any], source: "Source") -> Any:
     """The scores of cross-validation."""
-    from posterity.cli.frame.columns import LEVEL, all_columns
+    from posterity.cli.frame.columns import all_columns
+    from posterity.cli.frame.options import LEVEL
 
     by = {"random": "", "group": " by group", "time": " in time order"}[source.order]
     heading = f"{folds['folds']}-fold cross-validation{by}, {folds['rows']} rows"

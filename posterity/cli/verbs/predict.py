@@ -20,13 +20,6 @@ if TYPE_CHECKING:
     from posterity.cli.frame.sources import Source
     from posterity.predictive.predictive import Predictive
 
-LEVEL = 0.95
-
-
-def _between(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise refused(f"{name} must be between 0 and 1. Got {value:g}.", f"as in {name} 0.9.")
-
 
 def _numbers(text: str) -> tuple[float, ...]:
     try:
@@ -41,16 +34,8 @@ def _numbers(text: str) -> tuple[float, ...]:
 class PredictOptions:
     """What to say of each row."""
 
-    level: float | None = option(
-        None, help="Probability of the intervals, and of conformal sets.", unit="X", check=_between, usual=f"{LEVEL:g}"
-    )
     quantiles: tuple[float, ...] = option(
-        (), help="Columns for these quantiles too, as 0.05,0.5,0.95.", unit="NUMBERS", parse=_numbers, check=_between
-    )
-    conformal: bool = option(
-        False,
-        help="Columns for intervals, or sets of classes, whose coverage is guaranteed; for runs of 'fit --conformal'.",
-        flags=("--conformal",),
+        (), help="Columns for these quantiles too, as 0.05,0.5,0.95.", unit="NUMBERS", parse=_numbers, check=o.between
     )
 
     def __post_init__(self) -> None:
@@ -60,16 +45,12 @@ class PredictOptions:
         """`UsageError` where an option does not suit the task."""
         if classifies and self.quantiles:
             raise UsageError("--quantiles is for numbers, and the run predicts classes.", "leave --quantiles out.")
-        if classifies and self.level is not None and not self.conformal:
-            raise UsageError(
-                "--level is for numbers and for conformal sets, and the run predicts classes.",
-                "leave --level out, or add --conformal.",
-            )
 
 
 @command
 def predict(
     run: o.Run,
+    intervals: o.IntervalOptions,
     wanted: PredictOptions,
     reading: o.ReadingOptions,
     data: Annotated[
@@ -103,14 +84,18 @@ def predict(
         raise UsageError(f"--out {out} is the file to predict, and would be lost.", "name another file.")
     opened = find_run(run)
     with option_values("predict"):
-        wanted.check_task(classifies=opened.config["classes"] is not None)
+        for options in (wanted, intervals):
+            options.check_task(classifies=opened.config["classes"] is not None)
     source = find_rows(opened, data, reading, "predict", targets=False)
     say_notes(source)
     rows, config = source.data, opened.config
     inputs = _inputs(source)
-    predicted = _predicted(source, config["classes"], opened.posterior.predict(rows.test.inputs), wanted)
-    if wanted.conformal:
-        predicted.update(_conformal(run, opened, source, wanted.level or LEVEL))
+    level = intervals.probability
+    predicted = _predicted(
+        source, config["classes"], opened.posterior.predict(rows.test.inputs), level, wanted.quantiles
+    )
+    if intervals.conformal:
+        predicted.update(_conformal(run, opened, source, level))
     if (columns_outside := outside(opened.reach, source)) is not None:
         predicted["outside"] = columns_outside
     columns = {**inputs, **{_free(name, inputs): values for name, values in predicted.items()}}
@@ -143,13 +128,13 @@ def _inputs(source: "Source") -> dict[str, list[Any]]:
 
 
 def _predicted(
-    source: "Source", classes: list[str] | None, predictive: "Predictive", wanted: PredictOptions
+    source: "Source", classes: list[str] | None, predictive: "Predictive", level: float, quantiles: Sequence[float]
 ) -> dict[str, list[Any]]:
     """What is predicted, by column, in the units and with the class names of the training rows."""
     if classes is None:
         predictive, _, scale = source.own_units(predictive)
         shift = 0.0 if source.log_target else source.shift
-        lower, upper = (end.double() * scale + shift for end in predictive.interval(wanted.level or LEVEL))
+        lower, upper = (end.double() * scale + shift for end in predictive.interval(level))
         columns: dict[str, list[Any]] = {
             **_outputs("mean", predictive.mean.double() * scale + shift),
             **_outputs("std", predictive.std.double() * scale),
@@ -158,7 +143,7 @@ def _predicted(
             **_outputs("aleatoric_std", predictive.aleatoric.double().clamp_min(0.0).sqrt() * scale),
             **_outputs("epistemic_std", predictive.epistemic.double().clamp_min(0.0).sqrt() * scale),
         }
-        for p in wanted.quantiles:
+        for p in quantiles:
             columns.update(_outputs(f"q{p:g}", predictive.quantile(p).double() * scale + shift))
         return columns
     columns = {f"p_{name}": column.tolist() for name, column in zip(classes, predictive.probs.T, strict=True)}
@@ -170,18 +155,10 @@ def _predicted(
 
 def _conformal(run: Path, opened: "Run", source: "Source", level: float) -> dict[str, list[Any]]:
     """The ends of conformal intervals, or the sets of classes; says what they promise."""
-    from posterity.cli.frame.folding import FoldModel, stored_conformal
+    from posterity.cli.frame.folding import predicted_by_folds
     from posterity.predictive.conformal import ConformalIntervals, ConformalSets
 
-    stored = stored_conformal(run, opened.config)
-    if stored is None:
-        raise UsageError(
-            f"--conformal needs calibration rows or fold models, and the run {run} has kept none.",
-            "fit with --conformal split, or --conformal cv+.",
-        )
-    conformal, models = stored
-    models = models or [FoldModel(opened.posterior, opened.preprocessing, None)]
-    predictives = [model.predict(source)[0] for model in models]
+    conformal, predictives, _ = predicted_by_folds(run, opened, source)
     log(f"Conformal prediction at {100 * level:g} %: {conformal.guarantee(level)}")
     if isinstance(conformal, ConformalIntervals):
         ends = conformal.interval(predictives, level)
