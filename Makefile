@@ -14,8 +14,8 @@ help: ## Show what can be made
 setup: $(VENV)/.run ## Make .venv with the library and its command line
 	@echo "posterity is installed in $(VENV): run $(BIN)/posterity --help"
 
-demo: $(VENV)/.run ## Show what a posterior buys, on two moons: a table, a figure, a verdict
-	$(BIN)/posterity compare two-moons --methods map,laplace --figure demo/two-moons.png
+demo: $(VENV)/.run ## Show what a posterior buys on 40 rows: a table, a figure, a verdict
+	$(BIN)/posterity compare waves --methods map,laplace,auto --seconds 10 --figure demo/waves.png
 
 decks: $(VENV)/.run ## Run every command of the index of topics, and see that its figures appear
 	$(BIN)/posterity study --deck all --out decks

@@ -16,7 +16,7 @@ from posterity.datasets.posteriordb import (
 )
 from posterity.datasets.preprocessing import PreparedTable, Preprocessing, Transformed, prepare
 from posterity.datasets.table import Table, as_table, read_table, split
-from posterity.datasets.toys import LINE_BIAS, LINE_WEIGHT, TOYS, blobs, line, load, sine, two_moons
+from posterity.datasets.toys import LINE_BIAS, LINE_WEIGHT, TOYS, blobs, line, load, sine, two_moons, waves
 from posterity.datasets.uci import UCI_CLASSIFICATION, UCI_REGRESSION, uci_classification, uci_regression
 
 __all__ = [
@@ -56,4 +56,5 @@ __all__ = [
     "two_moons",
     "uci_classification",
     "uci_regression",
+    "waves",
 ]

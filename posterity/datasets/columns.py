@@ -268,7 +268,7 @@ class Column:
         if row is not None:
             field = self.words[self.codes[row]]
             raise BadData(f"{self.at(row)}: {shown(field)} is no date such as 2020-01-31, which the other rows have.")
-        return np.append(known, np.datetime64("NaT"))[self.codes]
+        return np.append(known, np.datetime64("NaT", "us"))[self.codes]
 
 
 @cache

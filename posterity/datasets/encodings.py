@@ -17,6 +17,9 @@ from posterity.errors import BadData, shown
 FEWEST_IDS = 10
 """Fewest rows from which distinct whole numbers are noted to look like row numbers."""
 
+FURTHEST = 1e12
+"""Standard deviations from the mean beyond which a value is refused: variances of outputs would overflow in float32."""
+
 _IF_SET = {"stored": "if set"}  # folders of earlier releases do not have these fields
 
 
@@ -237,16 +240,16 @@ def _logarithms(column: Column, values: Any) -> Any:
 
 
 def standardised(column: Column, values: Any, mean: float, scale: float, fill: float = math.nan) -> Any:
-    """Return (value - mean) / scale (N, 1) in float32, with `fill` for nan; raises BadData on overflow."""
+    """Return (value - mean) / scale (N, 1) in float32, with `fill` for nan; raises BadData beyond `FURTHEST`."""
     filled = values if math.isnan(fill) else np.where(np.isnan(values), fill, values)
     with np.errstate(over="ignore"):
         result = ((filled - mean) / scale).astype(np.float32)
-    beyond = np.flatnonzero(~np.isfinite(result))
+    beyond = np.flatnonzero(~(np.abs(result) <= FURTHEST))
     if len(beyond):
         row = int(beyond[0])
         raise BadData(
             f"{column.at(row)}: {shown(column.fields[row])} is too far from the training rows, whose mean is {mean:g} "
-            f"and standard deviation {scale:g}. Correct it."
+            f"and standard deviation {scale:g}. Correct it, or leave the row out."
         )
     return result[:, None]
 

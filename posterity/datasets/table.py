@@ -56,7 +56,8 @@ class Table:
     """The columns of a file or a frame; their `roles` if it was read with a target.
 
     `header` has the names of all columns, dropped ones included, and `named` says whether the file or frame gives them.
-    `decimal` is the decimal mark if it was given. `notes` are sentences about what had to be decided.
+    `decimal` is the decimal mark if it was given. `category` are the columns whose values are categories whatever they
+    look like. `notes` are sentences about what had to be decided.
     """
 
     path: Path
@@ -66,6 +67,7 @@ class Table:
     named: bool
     notes: tuple[str, ...] = ()
     decimal: str | None = None
+    category: frozenset[str] = frozenset()
     roles: Roles | None = None
 
     def __len__(self) -> int:
@@ -231,11 +233,12 @@ def _settled(
         table.column(name)
     kept = tuple(column for column in table.columns if column.name not in drop)
     if not kept:
-        raise BadData(f"{table.path}: all of its columns are dropped. Keep a target and an input column.")
-    table = replace(table, columns=kept)
-    for name in category - set(drop):
+        wanted = "a target and an input column" if targets else "an input column"
+        raise BadData(f"{table.path}: all of its columns are dropped. Keep {wanted}.")
+    table = replace(table, columns=kept, category=category - set(drop))
+    for name in table.category:
         table.column(name)
-    return _with_roles(table, targets, task, category) if targets else table
+    return _with_roles(table, targets, task) if targets else table
 
 
 def with_values(table: Table, targets: Sequence[str], notes: list[str]) -> Table:
@@ -258,20 +261,18 @@ def with_values(table: Table, targets: Sequence[str], notes: list[str]) -> Table
     return table.rows(present)
 
 
-def _with_roles(table: Table, targets: tuple[str, ...], task: str, category: frozenset[str]) -> Table:
-    """Return the table with its roles: kinds of columns, decimal mark, and the task; refused columns are BadData."""
-    notes = list(table.notes)
-    table = with_values(table, targets, notes)
+def kinds_of(table: Table, notes: list[str]) -> tuple[dict[str, Kind], str]:
+    """Infer the kinds of the columns from the rows of a table, and their decimal mark; refused columns are BadData."""
     decimal = table.decimal
     if decimal is None:
-        decimal = infer_decimal((c for c in table.columns if c.name not in category), table.separator)
+        decimal = infer_decimal((c for c in table.columns if c.name not in table.category), table.separator)
         if decimal == ",":
             notes.append("Numbers have a decimal comma.")
     kinds: dict[str, Kind] = {}
     refused: list[str] = []
     for column in table.columns:
         try:
-            kinds[column.name] = infer_kind(column, decimal, column.name in category)
+            kinds[column.name] = infer_kind(column, decimal, column.name in table.category)
         except BadData as error:
             refused.append(str(error).removeprefix(f"{table.path}: "))
     if refused:
@@ -281,6 +282,17 @@ def _with_roles(table: Table, targets: tuple[str, ...], task: str, category: fro
         others = ", ".join(shown(column.name) for column in table.columns if column.name not in kinds)
         more = f" All of them: {others}." if len(refused) > MOST_REASONS else ""
         raise BadData(f"{table.path}: {len(refused)} columns cannot be used. {listed}{more}")
+    return kinds, decimal
+
+
+def _with_roles(table: Table, targets: tuple[str, ...], task: str) -> Table:
+    """Return the table with its roles: kinds of columns, decimal mark, and the task."""
+    notes = list(table.notes)
+    table = with_values(table, targets, notes)
+    if len(table) < 2:
+        names = " and ".join(map(shown, targets))
+        raise BadData(f"{table.path}: 1 row has the target {names}. Two at least are needed to learn from.")
+    kinds, decimal = kinds_of(table, notes)
     tasks: dict[str, Task] = {name: _task(table.column(name), kinds[name], decimal, task, notes) for name in targets}
     for name, own in tasks.items():
         if len(targets) > 1 and own != "regression":
@@ -339,7 +351,7 @@ def split(
     """Split a table with a target into training and test rows by the seed: two sorted int64 tensors.
 
     For classification each class is split in this proportion, as near as whole rows allow, and keeps at least
-    one row for training. `classes` are the class indices of the rows, by default those of the labels as written.
+    one row for training. `classes` are the class indices of the rows, by default of the labels as written.
     """
     if (roles := table.roles) is None:
         raise ValueError("split: the table must be read with a target. Give read_table a target.")

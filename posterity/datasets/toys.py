@@ -56,15 +56,39 @@ def sine(num_data: int = 100, noise: float = 0.3, seed: int = 0, test: int = 500
 
     The test rows cover the gap in the middle and extrapolate at both ends, where epistemic uncertainty matters.
     """
-    key, test_key = _keys("sine", num_data, noise, seed, test, least=1)
+    keys = _keys("sine", num_data, noise, seed, test, least=1)
+    return _gapped("sine", lambda x: x.sin() + x, (4.0, 6.0), num_data, noise, test, keys)
+
+
+def waves(num_data: int = 40, noise: float = 0.2, seed: int = 0, test: int = 500) -> DataSet:
+    """y = sin(1.5 x) + N(0, noise^2) with x in [-3, -1] and [1, 3], tested on an even grid over [-4.5, 4.5].
+
+    Few rows with a gap between them, and no trend for a line to find: what a point estimate says in the gap and beyond
+    the ends is a guess.
+    """
+    keys = _keys("waves", num_data, noise, seed, test, least=1)
+    return _gapped("waves", lambda x: (1.5 * x).sin(), (3.0, 4.5), num_data, noise, test, keys)
+
+
+def _gapped(
+    name: str,
+    function: Callable[[Tensor], Tensor],
+    ends: tuple[float, float],
+    num_data: int,
+    noise: float,
+    test: int,
+    keys: tuple[Key, Key],
+) -> DataSet:
+    """A function of x with noise: training rows at 1 to `ends[0]` on either side of 0, test rows on a grid."""
+    key, test_key = keys
 
     def part(x: Tensor, key: Key) -> LabelledData:
-        return LabelledData(x.float(), _noisy(x.sin() + x, noise, key))
+        return LabelledData(x.float(), _noisy(function(x), noise, key))
 
-    distance = 1 + 3 * key.fold("distance").uniform((num_data, 1), dtype=torch.float64)
+    distance = 1 + (ends[0] - 1) * key.fold("distance").uniform((num_data, 1), dtype=torch.float64)
     side = 1 - 2 * _labels(num_data, 2, key)[:, None]  # both sides of the gap have the same number of rows
-    grid = torch.linspace(-6, 6, test, dtype=torch.float64)[:, None]
-    return DataSet("sine", "regression", part(side * distance, key), part(grid, test_key))
+    grid = torch.linspace(-ends[1], ends[1], test, dtype=torch.float64)[:, None]
+    return DataSet(name, "regression", part(side * distance, key), part(grid, test_key))
 
 
 def line(num_data: int = 50, noise: float = 0.5, seed: int = 0, test: int = 500) -> DataSet:
@@ -101,7 +125,7 @@ def _noisy(clean: Tensor, noise: float, key: Key) -> Tensor:
 
 
 TOYS: Mapping[str, Callable[..., DataSet]] = MappingProxyType(
-    {"two-moons": two_moons, "sine": sine, "line": line, "blobs": blobs}
+    {"two-moons": two_moons, "sine": sine, "line": line, "blobs": blobs, "waves": waves}
 )
 """The toy data sets by name; each function takes a number of rows, the noise and a seed."""
 

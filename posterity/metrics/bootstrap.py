@@ -16,6 +16,9 @@ from posterity.predictive.predictive import Predictive, between_zero_and_one
 
 _ENTRIES = 4_000_000  # of resampled rows at a time: bounds the memory
 _GROUPS = 100  # of rows that are left out in turn
+_LEAST_ERROR = (
+    0.3  # share of the rows' standard error that resamples have in their lower tail: with less, few rows carry it
+)
 _NORMAL = NormalDist()
 
 
@@ -39,13 +42,15 @@ def bootstrap(
 
     **Math**: a metric that is a mean over rows (`metric.rows`), or a function of one (`metric.of_mean`), has the
     studentised interval: with mean m and standard error s of the rows, m* and s* of a resample, and quantiles q of
-    t* = (m* - m) / s*, it is m - q_high s .. m - q_low s, within the range of the rows. Other metrics, and rows of two
-    values (accuracy), have the bias-corrected and accelerated (BCa) interval, from a jackknife. Resamples on which a
-    metric is not defined (AUROC of one class) are left out.
+    t* = (m* - m) / s*, it is m - q_high s .. m - q_low s, within the range of the rows. Other metrics, rows of two
+    values (accuracy), and rows of which a few carry all of s (errors of a nearly sure classifier; resamples without
+    them have s* near 0, and no limit above) have the bias-corrected and accelerated (BCa) interval, from a jackknife.
+    Resamples on which a metric is not defined (AUROC of one class) are left out.
 
     **Limit**: covers the choice of test rows, not of training rows or seed. Of 60 rows a 95 % interval covers 95 % for
-    the NLL or RMSE of normal residuals, 92 % for residuals of a Student t with 8 degrees of freedom. Not valid for
-    metrics that are biased on repeated rows (calibration errors, upwards).
+    the NLL or RMSE of normal residuals, 92 % for residuals of a Student t with 8 degrees of freedom. Of rows without a
+    single large error no interval can tell how rare these are. Not valid for metrics that are biased on repeated rows
+    (calibration errors, upwards).
 
     **Cost**: one call of the metric where it has rows or takes weights of rows (`metric.weighted`), else one for each
     resample and at most 100 for the jackknife.
@@ -84,7 +89,8 @@ def bootstrap(
     value = of_mean(float(scores.mean()))
     means, errors = _resampled(scores, resamples, key)
     mean, error = float(scores.mean()), float(scores.std()) / math.sqrt(count) if count > 1 else 0.0
-    if bool(((scores == scores.min()) | (scores == scores.max())).all()) or not math.isfinite(error):
+    two_values = bool(((scores == scores.min()) | (scores == scores.max())).all())
+    if two_values or not math.isfinite(error) or _quantiles(errors, tails)[0] < _LEAST_ERROR * error:
         left = (scores.sum() - scores) / max(1, count - 1)
         ends = _accelerated(means, mean, left, tails)
     else:

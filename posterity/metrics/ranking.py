@@ -66,7 +66,7 @@ def balanced_accuracy(pred: Predictive, y: Tensor, weights: Tensor) -> Tensor:
 def _labels(metric: str, pred: Predictive, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Probabilities (R, C), labels (R,) and weights (B, R) of all labels, on the CPU."""
     probs, labels = (value.cpu() for value in labelled(metric, pred, y))
-    return probs, labels, weights.repeat_interleave(len(labels) // weights.shape[1], dim=1)
+    return probs, labels, weights.cpu().repeat_interleave(len(labels) // weights.shape[1], dim=1)
 
 
 def _over_classes(

@@ -191,7 +191,7 @@ def r_squared(pred: Predictive, y: Tensor, weights: Tensor) -> Tensor:
     """
     targets = regression("r_squared", pred, y, "accuracy").double().reshape(len(pred), -1).cpu()
     errors = (targets - pred.mean.double().reshape(targets.shape).cpu()).square()
-    away = targets - targets.mean(0)
+    away, weights = targets - targets.mean(0), weights.cpu()
     total = weights.sum(1, keepdim=True)
     scatter = weights @ away.square() - (weights @ away).square() / total  # (B, outputs)
     scatter = torch.where(scatter > 1e-12 * (weights @ away.square()), scatter, torch.nan)
@@ -338,10 +338,14 @@ def _both(metric: str, pred: Predictive, reference: Tensor) -> tuple[Tensor, Ten
 
 
 def out_of_distribution_auroc(inside: Predictive, outside: Predictive) -> float:
-    """Probability that an out-of-distribution input has a larger predictive entropy; ties count half.
+    """Probability that an out-of-distribution input has a less certain prediction; ties count half.
 
-    **Math**: the area under the receiver operating characteristic of the entropy as a detector,
-    mean over pairs of 1[H_out > H_in] + 1[H_out = H_in] / 2: 1 is perfect, 1/2 is chance. Exact, by ranks.
+    **Math**: the area under the receiver operating characteristic of the predictive entropy of a label, or of the
+    predictive standard deviation of numbers (the geometric mean over several), as a detector H:
+    mean over pairs of 1[H_out > H_in] + 1[H_out = H_in] / 2. 1 is perfect, 1/2 is chance. Exact, by ranks.
+
+    **Limit**: entropy does not tell a label that is noisy from one that is unknown. Inputs far from a border of
+    classes look certain to a network whose logits grow, so that values below 1/2 are usual for point estimates.
 
     **Cost**: O(N log N).
 
@@ -355,10 +359,12 @@ def out_of_distribution_auroc(inside: Predictive, outside: Predictive) -> float:
     0.875
     """
     for pred in (inside, outside):
-        classification("out_of_distribution_auroc", pred, "a classification model")
         if not len(pred):
             raise BadData("out_of_distribution_auroc needs at least one row on either side. Got none. Check the data.")
-    low, high = _entropy(inside).sort().values, _entropy(outside)
+    if inside.classifies != outside.classifies:
+        raise TypeError("out_of_distribution_auroc needs labels on both sides, or numbers on both. Got one of each.")
+    score = _entropy if inside.classifies else _log_std
+    low, high = score(inside).sort().values, score(outside)
     below, upto = torch.searchsorted(low, high), torch.searchsorted(low, high, right=True)
     return float((below + upto).double().mean()) / (2.0 * len(low))
 
@@ -367,3 +373,8 @@ def _entropy(pred: Predictive) -> Tensor:
     """Entropy of each label, (R,), summed in sorted order: the same bits for any order of the classes."""
     entropy: Tensor = torch.special.entr(pred.probs.double().movedim(1, -1)).sort(-1).values.sum(-1)
     return entropy.reshape(-1).cpu()
+
+
+def _log_std(pred: Predictive) -> Tensor:
+    """Log standard deviation of each row, (N,), the mean over its numbers."""
+    return pred.std.double().log().reshape(len(pred), -1).mean(1).cpu()

@@ -135,7 +135,8 @@ class GroupLasso(Parametric):
             common = threshold.unsqueeze(-1) if isinstance(threshold, Tensor) and threshold.dim() else threshold
             thresholds = [common] * len(self._layout.slices)
         groups = zip(self._groups(theta), thresholds, self._layout, strict=True)
-        return torch.cat([self._ungrouped(group_threshold(z, a), part) for z, a, part in groups], dim=-1)
+        pieces = [self._ungrouped(group_threshold(z, a), part) for z, a, part in groups]
+        return torch.cat(pieces, dim=-1) if len(pieces) > 1 else pieces[0]
 
     def precision(self, theta: Tensor) -> Tensor:
         """Return rate (1 - (w_i / ||w_g||)^2) / ||w_g||; inf where a group is zero."""

@@ -44,7 +44,7 @@ def _sizes(text: str) -> tuple[int, ...]:
     if text.strip().lower() in ("", "none"):
         return ()
     words = text.replace("-", ",").replace("x", ",").split(",")
-    if not all(word.strip().isdecimal() for word in words):
+    if not all(word.strip().isdecimal() and int(word) for word in words):
         raise refused(
             f"--hidden must be positive whole numbers with commas between them. Got '{text}'.",
             "--hidden 50,50 is two layers of 50 units, --hidden none a linear model.",
@@ -107,7 +107,7 @@ class Settings:
         unit="SIZES",
         parse=_sizes,
         check=positive_whole,
-        usual="50,50; 50 for sine, none for line; for files none, or 50 where they predict better",
+        usual="50,50; 50 for sine and waves, none for line; for files none, or 50 where they predict better",
         **_NETWORK,
     )
     activation: str = option(

@@ -122,10 +122,11 @@ def regression_bands(
         panel.scatter(array(x), array(y), s=12, color=INK, linewidth=0, alpha=0.85, zorder=3, label="training rows")
         panel.plot(*shown, ".", color=ORANGE, markersize=2.5, alpha=0.8, zorder=2.5, label="test rows")
         panel.set(xlim=(low, high), ylim=(bottom, top), xlabel="x")
+        canvas.plain(panel)
         _title(panel, title, posterior, data, nll, lines)
         panel.xaxis.label.set_fontsize(11)
     axes[0].set_ylabel("y", fontsize=11)
-    _save(figure, path, axes, 3)
+    _save(figure, path, axes, 3 if len(axes) < 3 else None)
 
 
 def comparison(

@@ -283,7 +283,7 @@ def restore(part: Part, template: State, device: torch.device | str = "cpu") -> 
     `template`, a fresh state of the same method, gives the NamedTuple classes and the device of each tensor
     (`device` where it has none); numbers come from the part. A structure, dtype or shape that differs is a BadFolder
     that names the path. None in the template fits what its annotation allows, an empty container or dimension any of
-    its kind.
+    its kind. Fields with a default that the part lacks are as in the template.
     """
     if "state" not in part.config:
         raise BadFolder("This part is no stored state. Give a part that was saved as a checkpoint.")
@@ -375,11 +375,12 @@ def _restore(node: JSON, tensors: Mapping[str, Tensor], template: Any, path: str
         case {"named": str(name), "fields": list(items)}:
             stored = list(pairs(items))
             names = tuple(key for key, _ in stored)
-            if not _is_named(template) or type(template).__name__ != name or template._fields != names:
+            children = template._asdict() if _is_named(template) else {}
+            later = getattr(template, "_field_defaults", {})  # fields that an earlier release did not have
+            if type(template).__name__ != name or names != tuple(k for k in children if k in names or k not in later):
                 raise _misfit(path, f"{name}({', '.join(names)})", template)
-            values = {
-                key: _restore(item, tensors, child, join(path, key), device)
-                for (key, item), child in zip(stored, template, strict=True)
+            values = children | {
+                key: _restore(item, tensors, children[key], join(path, key), device) for key, item in stored
             }
             for key, wanted in hints(type(template)).items():  # type: ignore[arg-type]
                 if type(values[key]) is not type(getattr(template, key)) and not fits(values[key], wanted):

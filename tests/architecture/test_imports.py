@@ -48,7 +48,7 @@ import sys
 for name in {HEAVY!r}:
     sys.modules[name] = None
 import torch, posterity as po
-for name in {[name for name in SUBPACKAGES if name not in ("cli", "report", "estimators")]!r}:
+for name in {[name for name in SUBPACKAGES if name not in ("cli", "report")]!r}:
     __import__(f"posterity.{{name}}")
 x = torch.linspace(-1, 1, 8).unsqueeze(1)
 joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(), po.priors.Normal(), num_data=8)

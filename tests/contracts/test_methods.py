@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import pickle
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,12 @@ every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], i
 
 def run(case: Case, dtype: torch.dtype = FLOAT64, **options: object) -> tuple[Posterior, Trace]:
     return po.infer(case.method, case.joint(dtype), case.data(dtype), **options)
+
+
+@cache
+def run_once(case: Case, dtype: torch.dtype = FLOAT64) -> tuple[Posterior, Trace]:
+    """The run that others are compared with."""
+    return run(case, dtype)
 
 
 def tensors(q: Posterior) -> dict[str, Tensor]:
@@ -108,9 +115,9 @@ def test_the_seed_matters_where_numbers_are_drawn(case: Case) -> None:
 
 
 @every_case
-@pytest.mark.parametrize("kills", [[1], [2], [3], [1, 2, 3]], ids=str)
+@pytest.mark.parametrize("kills", [[3], [1, 2, 3]], ids=str)  # the latter begins anew, and resumes at steps 1 and 2
 def test_resumed_run_is_the_uninterrupted_one_to_the_bit(case: Case, kills: list[int], tmp_path: Path) -> None:
-    whole, whole_trace = run(case)
+    whole, whole_trace = run_once(case)
     checkpoint = Checkpoint(tmp_path / "run", steps=1)
     for step in kills:
         with pytest.raises(KilledError):
@@ -122,7 +129,7 @@ def test_resumed_run_is_the_uninterrupted_one_to_the_bit(case: Case, kills: list
 
 @every_case
 def test_resumed_run_may_begin_some_steps_back(case: Case, tmp_path: Path) -> None:
-    whole, whole_trace = run(case)
+    whole, whole_trace = run_once(case)
     checkpoint = Checkpoint(tmp_path / "run", steps=2)
     with pytest.raises(KilledError):
         run(case, checkpoint=checkpoint, callbacks=[KillAfter(len(whole_trace.steps(whole_trace.names[0])))])
@@ -150,7 +157,7 @@ def test_members_together_equal_members_one_by_one(case: Case, own_start: bool) 
         start = start + 0.1 * Key(7).normal((MEMBERS, start.shape[0]), FLOAT64)
     together, trace = po.infer(case.method, joint, case.data(FLOAT64), start=start)
     assert together.num_members == MEMBERS
-    for index in range(MEMBERS):
+    for index in (0, 3, MEMBERS - 1):
         alone, alone_trace = po.infer(
             case.method, joint.member(index), case.data(FLOAT64), start=start[index] if own_start else start
         )
@@ -186,7 +193,7 @@ def test_resumed_members_are_the_uninterrupted_ones(case: Case, tmp_path: Path) 
 @every_case
 @every_dtype
 def test_runs_in_the_dtype_of_the_model(case: Case, dtype: torch.dtype) -> None:
-    q, trace = run(case, dtype)
+    q, trace = run_once(case, dtype)
     assert q.point().dtype == dtype
     assert all(bool(torch.isfinite(trace[name]).all()) for name in trace)
     assert bool(torch.isfinite(q.predict(inputs(dtype, 5)).mean).all())
@@ -194,7 +201,7 @@ def test_runs_in_the_dtype_of_the_model(case: Case, dtype: torch.dtype) -> None:
 
 @every_case
 def test_float32_and_float64_agree(case: Case) -> None:
-    low, high = (run(case, dtype)[0].point().double() for dtype in (torch.float32, torch.float64))
+    low, high = (run_once(case, dtype)[0].point().double() for dtype in (torch.float32, torch.float64))
     torch.testing.assert_close(low, high, rtol=1e-3, atol=1e-4)
 
 
@@ -235,7 +242,7 @@ def test_is_a_value(case: Case) -> None:
 @every_case
 @every_dtype
 def test_loaded_posterior_predicts_the_same_bits(case: Case, dtype: torch.dtype, tmp_path: Path) -> None:
-    q, _ = run(case, dtype)
+    q, _ = run_once(case, dtype)
     q.save(tmp_path / "run")
     untrained = copy.deepcopy(case.joint(dtype).network._module)
     with torch.no_grad():
@@ -266,7 +273,7 @@ def test_a_loader_gives_what_its_tensors_give(case: Case) -> None:
     size = getattr(case.method, "batch_size", None) or len(rows[0])
     loader = DataLoader(TensorDataset(*rows), batch_size=size)
     from_loader, trace = po.infer(case.method, case.joint(FLOAT64), loader)
-    from_tensors, tensor_trace = run(case)
+    from_tensors, tensor_trace = run_once(case)
     assert same_bits(from_loader, from_tensors)
     assert same_tensors(trace.tensors(), tensor_trace.tensors())
 
@@ -281,7 +288,8 @@ def test_a_shuffling_loader_is_keyed_by_the_seed_and_resumes(case: Case, tmp_pat
     whole = fit(1)
     assert same_bits(fit(1), whole)
     assert not same_bits(fit(2), whole)
-    steps = len(run(case)[1].steps(run(case)[1].names[0]))
+    _, trace = run_once(case)
+    steps = len(trace.steps(trace.names[0]))
     with pytest.raises(KilledError):
         fit(1, checkpoint=Checkpoint(tmp_path, steps=1), callbacks=[KillAfter(min(6, steps - 1))])
     assert same_bits(fit(1, checkpoint=Checkpoint(tmp_path, steps=1)), whole)
@@ -297,7 +305,7 @@ def test_a_weight_of_two_is_a_row_twice(case: Case) -> None:
     joint = dataclasses.replace(case.joint(FLOAT64), num_data=len(twice))
     repeated, _ = po.infer(case.method, joint, (x[twice], y[twice]))
     assert_says_the_same(weighted, repeated, 1e-7)  # Adam's epsilon is not scaled with the number of rows
-    plain, _ = run(case)
+    plain, _ = run_once(case)
     with pytest.raises(AssertionError):
         assert_says_the_same(weighted, plain, 1e-7)
 
@@ -331,7 +339,7 @@ def test_does_the_same_on_a_gpu(case: Case, dtype: torch.dtype, tmp_path: Path) 
     x, y = case.data(dtype)  # on the CPU: `infer` moves them
     q, trace = po.infer(case.method, joint, (x, y))
     assert q.point().device.type == "cuda"
-    here, _ = run(case, dtype)
+    here, _ = run_once(case, dtype)
     tolerance = 1e-9 if dtype == FLOAT64 else 1e-3
     if not case.noise_of_device:
         torch.testing.assert_close(q.point().cpu(), here.point(), rtol=tolerance, atol=tolerance)

@@ -14,6 +14,8 @@ import torch
 from posterity.datasets import Preprocessing, as_table, read_table
 from posterity.errors import BadData
 
+pytest.importorskip("openpyxl")
+
 pytestmark = pytest.mark.cpu  # files are read into the memory of the CPU
 
 FRAME = pd.DataFrame(

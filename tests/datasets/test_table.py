@@ -457,6 +457,7 @@ REFUSED = {
     ),
     "a name of two lines": ('"a\nb",y\nx,1\nz,2\n', {}, r"column 'a\nb' is text: 2 different"),
     "target without values": ("a,y\n1,\n2,NA\n", {}, "table.csv: the target 'y' has no values"),
+    "one row": ("a,y\n1,2\n", {}, "table.csv: 1 row has the target 'y'. Two at least are needed to learn from."),
     "target that does not vary": ("a,y\n1,2\n2,2.0\n", {}, "table.csv: the target 'y' has the value '2' in every row"),
     "target of dates": (
         "a,y\n1,2020-01-01\n2,2020-01-02\n",

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from posterity.datasets import LINE_BIAS, LINE_WEIGHT, TOYS, blobs, line, load, sine, two_moons
+from posterity.datasets import LINE_BIAS, LINE_WEIGHT, TOYS, blobs, line, load, sine, two_moons, waves
 
 EVERY = pytest.mark.parametrize("make", TOYS.values(), ids=TOYS.keys())
 CLASSIFICATION = pytest.mark.parametrize(("make", "num_classes"), [(two_moons, 2), (blobs, 3)])
@@ -94,6 +94,15 @@ def test_blobs_are_centred_on_a_circle_of_radius_two():
     assert gaps.item() == pytest.approx(2 * math.sqrt(3), rel=1e-5)
 
 
+def test_waves_leave_a_gap_and_are_tested_over_a_wider_range():
+    data = waves(num_data=1000, noise=0.0, test=101)
+    x, y = data.train.pair
+    assert float(x.abs().min()) >= 1
+    assert float(x.abs().max()) <= 3
+    torch.testing.assert_close(y, (1.5 * x).sin())
+    torch.testing.assert_close(data.test.inputs[:, 0], torch.linspace(-4.5, 4.5, 101))
+
+
 def test_sine_leaves_a_gap_and_tests_over_a_wider_range():
     data = sine(num_data=1000, noise=0.0, test=101)
     distance = data.train.inputs.abs()
@@ -141,5 +150,5 @@ def test_load_finds_the_toy_by_its_name_and_seed(name):
 def test_load_names_the_nearest_toy():
     with pytest.raises(ValueError, match=r"^Unknown data set 'two_moons'\. Did you mean 'two-moons'\?$"):
         load("two_moons")
-    with pytest.raises(ValueError, match=r"^Unknown data set 'zzz'\. Known: blobs, line, sine, two-moons\.$"):
+    with pytest.raises(ValueError, match=r"^Unknown data set 'zzz'\. Known: blobs, line, sine, two-moons, waves\.$"):
         load("zzz")

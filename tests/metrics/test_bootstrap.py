@@ -18,6 +18,7 @@ from posterity.metrics import (
     negative_log_likelihood,
     root_mean_squared_error,
 )
+from posterity.metrics.scores import mean_over_rows
 from posterity.numerics.random import Key
 from posterity.predictive import ClassPredictive, GaussianPredictive, from_outputs
 
@@ -68,6 +69,41 @@ def test_intervals_of_sixty_rows_hold_the_truth(degrees: float) -> None:
         ends = [bootstrap(metric, pred, y, resamples=400, seed=seed)[1:] for seed, y in enumerate(normal)]
         share = sum(lower <= truth <= upper for lower, upper in ends) / sets
         assert abs(share - 0.95) <= 2.0 * (0.95 * 0.05 / sets) ** 0.5
+
+
+def scored(scores: torch.Tensor, seed: int, resamples: int) -> tuple[float, float, float]:
+    """The interval of the mean of scores as they are."""
+    pred = GaussianPredictive(torch.zeros(len(scores), 1), torch.zeros(len(scores), 1), torch.tensor(1.0))
+    return bootstrap(mean_over_rows(lambda p, y: scores), pred, torch.zeros(len(scores), 1), 0.95, resamples, seed)
+
+
+@pytest.mark.parametrize(
+    ("rows", "share"), [(50, None), (200, None), (500, 0.02), (200, 0.1)], ids=["lognormal", "more", "sure", "errors"]
+)
+def test_intervals_of_skewed_scores_hold_the_truth(rows: int, share: float | None) -> None:
+    """Lognormal scores, and squared errors of classifiers that are wrong in a small share of the rows.
+
+    The threshold is .92: 50 lognormal scores are too few for .95, whatever the bootstrap.
+    """
+    sets = 200
+    if share is None:
+        scores, truth = Key(7).normal((sets, rows), torch.float64, "cpu").exp(), math.exp(0.5)
+    else:
+        wrong, size = Key(8).uniform((2, sets, rows), torch.float64, "cpu")
+        scores = torch.where(wrong < share, (0.6 + 0.4 * size).square(), (0.1 * size).square())
+        truth = share * (1.0 - 0.6**3) / 1.2 + (1.0 - share) * 0.01 / 3.0
+    ends = [scored(values, seed, 300)[1:] for seed, values in enumerate(scores)]
+    covered = sum(lower <= truth <= upper for lower, upper in ends) / sets
+    assert covered > 0.92 - 5.0 * (0.92 * 0.08 / sets) ** 0.5
+
+
+def test_few_errors_of_a_sure_classifier_do_not_make_an_endless_interval() -> None:
+    """One error in 200 rows: up to 5.6 are expected where at most one comes with probability .025 (Poisson)."""
+    scores = torch.full((200,), 1e-4, dtype=torch.float64) * torch.linspace(0.5, 1.5, 200, dtype=torch.float64)
+    scores[0] = 0.9
+    value, lower, upper = scored(scores, 0, 1000)
+    assert value == pytest.approx(0.0046, abs=1e-4)
+    assert lower < value < upper < 0.9 * 5.6 / 200
 
 
 def test_proportions_and_other_metrics_hold_the_truth() -> None:

@@ -2,6 +2,7 @@
 
 import math
 
+import drawn
 import pytest
 import torch
 from sklearn import metrics as reference
@@ -23,15 +24,15 @@ from posterity.predictive import ClassPredictive, GaussianPredictive, Predictive
 
 
 def classes(rows: int = 60, count: int = 3, seed: int = 0) -> tuple[ClassPredictive, Tensor]:
-    probs = Key(seed).normal((rows, count), torch.float64, "cpu").softmax(1)
-    labels = torch.multinomial(probs, 1, generator=Key(seed).fold("y").generator("cpu")).squeeze(1)
+    probs = drawn.normal(Key(seed), rows, count).softmax(1)
+    labels = drawn.labels_of(probs, Key(seed).fold("y"))
     return ClassPredictive(probs), labels
 
 
 def test_confusion_against_scikit_learn() -> None:
     pred, labels = classes()
     matrix = confusion_matrix(pred, labels)
-    assert (matrix.numpy() == reference.confusion_matrix(labels, pred.probs.argmax(1))).all()
+    assert (matrix.cpu().numpy() == reference.confusion_matrix(labels.cpu(), pred.probs.argmax(1).cpu())).all()
     assert float(matrix.trace()) / 60 == pytest.approx(accuracy(pred, labels))
 
 
@@ -46,14 +47,14 @@ def test_decisions_have_the_least_expected_cost() -> None:
         total += costs[int(labels[row])][int(chosen[row])]
     assert mean_cost(pred, labels, costs) == pytest.approx(total / 40)
     counts = confusion_matrix(pred, labels, costs).double()
-    assert float((counts * torch.tensor(costs)).sum()) / 40 == pytest.approx(total / 40)
+    assert float((counts * torch.tensor(costs, device=counts.device)).sum()) / 40 == pytest.approx(total / 40)
     assert mean_cost(pred, labels) == pytest.approx(1 - accuracy(pred, labels))
 
 
 def test_no_other_threshold_costs_less() -> None:
     """Calibrated probabilities: decisions at the threshold of the costs are best on 20,000 rows."""
-    p = Key(3).uniform((20_000,), torch.float64, "cpu")
-    labels = (Key(4).uniform((20_000,), torch.float64, "cpu") < p).long()
+    p = drawn.uniform(Key(3), 20_000)
+    labels = (drawn.uniform(Key(4), 20_000) < p).long()
     pred, costs = ClassPredictive(torch.stack([1 - p, p], 1)), [[0.0, 1.0], [3.0, 0.0]]
     threshold = cost_threshold(costs)
     assert threshold == pytest.approx(0.25)
@@ -100,8 +101,8 @@ def test_risk_coverage_against_brute_force() -> None:
 
 
 def test_abstention_of_numbers_goes_by_the_standard_deviation() -> None:
-    scale = Key(1).uniform((4000, 1), torch.float64, "cpu") + 0.1
-    y = scale * Key(2).normal((4000, 1), torch.float64, "cpu")
+    scale = drawn.uniform(Key(1), 4000, 1) + 0.1
+    y = scale * drawn.normal(Key(2), 4000, 1)
     pred = GaussianPredictive(torch.zeros_like(y), torch.zeros_like(y), scale.square())
     curve = risk_coverage(pred, y)
     assert curve.at(1.0) == pytest.approx(root_mean_squared_error(pred, y))
@@ -131,11 +132,11 @@ def linear(weights: Tensor) -> object:
 
 def test_importance_of_a_linear_model() -> None:
     """y = w x + noise of variance 1: permuting input j raises the NLL by w_j^2 Var(x_j), on average."""
-    x = Key(1).normal((4000, 3), torch.float64, "cpu") * torch.tensor([1.0, 2.0, 1.0])
+    x = drawn.normal(Key(1), 4000, 3) * torch.tensor([1.0, 2.0, 1.0])
     weights = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64)
-    y = x @ weights + Key(2).normal((4000,), torch.float64, "cpu")
+    y = x @ weights + drawn.normal(Key(2), 4000)
     result = permutation_importance(linear(weights), x, y, repeats=3)  # type: ignore[arg-type]
-    truth = weights.square() * torch.tensor([1.0, 4.0, 1.0])
+    truth = (weights.square() * torch.tensor([1.0, 4.0, 1.0])).cpu()
     assert bool(((result.rise - truth).abs() <= 5 * result.error + 1e-12).all())
     assert float(result.error[2]) == 0.0
     assert 0.0 < float(result.error[0]) < 0.1
@@ -147,9 +148,9 @@ def test_importance_of_a_linear_model() -> None:
 
 def test_columns_of_one_feature_are_permuted_together() -> None:
     """Two columns that say the same and are averaged: each by itself seems to matter a quarter of both."""
-    z = Key(3).normal((3000, 1), torch.float64, "cpu")
+    z = drawn.normal(Key(3), 3000, 1)
     x, weights = z.expand(-1, 2).clone(), torch.tensor([0.5, 0.5], dtype=torch.float64)
-    y = z[:, 0] + Key(4).normal((3000,), torch.float64, "cpu")
+    y = z[:, 0] + drawn.normal(Key(4), 3000)
     single = permutation_importance(linear(weights), x, y)  # type: ignore[arg-type]
     both = permutation_importance(linear(weights), x, y, features=[[0, 1]])  # type: ignore[arg-type]
     assert float(both.rise) == pytest.approx(1.0, abs=5 * float(both.error))

@@ -41,11 +41,20 @@ def test_auroc_of_nothing_to_tell_and_of_everything() -> None:
     assert out_of_distribution_auroc(flat, sure) == 0.0
 
 
-def test_auroc_needs_classes_and_rows() -> None:
+def test_auroc_of_numbers_goes_by_their_standard_deviation() -> None:
+    def numbers(*variances: float) -> GaussianPredictive:
+        zeros = torch.zeros(len(variances), 1)
+        return GaussianPredictive(zeros, torch.tensor(variances).unsqueeze(1), torch.ones(1))
+
+    assert out_of_distribution_auroc(numbers(1.0, 3.0), numbers(2.0, 4.0)) == 0.75
+    assert out_of_distribution_auroc(numbers(0.0, 0.0), numbers(0.0)) == 0.5  # a point estimate tells nothing
+
+
+def test_auroc_needs_one_kind_of_target_and_rows() -> None:
     classes, empty = predictive([[1, 2, 3]]), ClassPredictive(torch.zeros(0, 3))
     numbers = GaussianPredictive(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1))
     for pair in ((classes, numbers), (numbers, classes)):
-        with pytest.raises(TypeError, match="needs a classification predictive"):
+        with pytest.raises(TypeError, match="needs labels on both sides, or numbers on both"):
             out_of_distribution_auroc(*pair)
     for pair in ((classes, empty), (empty, classes)):
         with pytest.raises(BadData, match="at least one row"):

@@ -2,6 +2,7 @@
 
 import math
 
+import drawn
 import numpy as np
 import pytest
 import torch
@@ -18,16 +19,16 @@ from posterity.predictive import ClassPredictive, GaussianPredictive
 def case(rows: int, classes: int, seed: int, ties: bool) -> tuple[ClassPredictive, Tensor, Tensor]:
     """A predictive that knows something, labels of all classes, and whole weights."""
     key = Key(seed).fold("ranking")
-    logits = 1.5 * key.normal((rows, classes), torch.float64, "cpu")
+    logits = 1.5 * drawn.normal(key, rows, classes)
     labels = torch.cat(
-        [torch.arange(classes), key.fold("y").uniform((rows - classes,), device="cpu").mul(classes).long()]
+        [torch.arange(classes), drawn.uniform(key.fold("y"), rows - classes, dtype=torch.float32).mul(classes).long()]
     )
     logits[torch.arange(rows), labels] += 1.0
     probs = logits.softmax(1)
     if ties:
         probs = (10 * probs).round() + 1e-3
         probs = probs / probs.sum(1, keepdim=True)
-    weights = key.fold("w").uniform((rows,), torch.float64, "cpu").mul(3).floor() + 1.0
+    weights = drawn.uniform(key.fold("w"), rows).mul(3).floor() + 1.0
     return ClassPredictive(probs), labels, weights
 
 
@@ -35,10 +36,10 @@ def case(rows: int, classes: int, seed: int, ties: bool) -> tuple[ClassPredictiv
 @given(rows=st.integers(8, 60), classes=st.integers(2, 5), seed=st.integers(0, 10**6), ties=st.booleans())
 def test_against_scikit_learn(rows: int, classes: int, seed: int, ties: bool) -> None:
     pred, labels, weights = case(rows, classes, seed, ties)
-    probs, y = pred.probs.numpy(), labels.numpy()
+    probs, y = pred.probs.cpu().numpy(), labels.cpu().numpy()
     for given_weights in (None, weights):
         own = torch.ones(1, rows, dtype=torch.float64) if given_weights is None else weights[None]
-        named = {} if given_weights is None else {"sample_weight": weights.numpy()}
+        named = {} if given_weights is None else {"sample_weight": weights.cpu().numpy()}
         if classes == 2:
             area = reference.roc_auc_score(y, probs[:, 1], **named)
             precision = reference.average_precision_score(y, probs[:, 1], **named)
@@ -55,12 +56,12 @@ def test_against_scikit_learn(rows: int, classes: int, seed: int, ties: bool) ->
 
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_r_squared_against_scikit_learn(outputs: int) -> None:
-    y = 5.0 + Key(1).normal((40, outputs), torch.float64, "cpu")
-    mean = y + Key(2).normal((40, outputs), torch.float64, "cpu")
+    y = 5.0 + drawn.normal(Key(1), 40, outputs)
+    mean = y + drawn.normal(Key(2), 40, outputs)
     pred = GaussianPredictive(mean, torch.zeros_like(mean), torch.ones(1).double())
     weights = torch.arange(40).double() % 4
-    assert r_squared(pred, y) == pytest.approx(reference.r2_score(y, mean), abs=1e-12)
-    weighted = reference.r2_score(y, mean, sample_weight=weights)
+    assert r_squared(pred, y) == pytest.approx(reference.r2_score(y.cpu(), mean.cpu()), abs=1e-12)
+    weighted = reference.r2_score(y.cpu(), mean.cpu(), sample_weight=weights.cpu())
     assert float(r_squared.weighted(pred, y, weights[None])) == pytest.approx(weighted, abs=1e-12)
     assert math.isnan(r_squared(pred, torch.ones(40, outputs)))
 
@@ -81,7 +82,7 @@ def test_the_interval_of_an_area_holds_the_truth() -> None:
     hits = 0
     for seed in range(300):
         labels = torch.arange(80) % 2
-        score = Key(seed).normal((80,), torch.float64, "cpu") + labels
+        score = drawn.normal(Key(seed), 80) + labels
         pred = ClassPredictive(torch.stack([-score, score], 1).softmax(1))
         _, lower, upper = bootstrap(auroc, pred, labels, resamples=200, seed=seed)
         hits += lower <= truth <= upper
@@ -107,8 +108,8 @@ def test_order_of_rows_and_monotone_maps_do_not_matter() -> None:
 
 
 def test_labels_at_positions_count_each() -> None:
-    probs = Key(4).normal((6, 3, 5), torch.float64, "cpu").softmax(1)
-    labels = Key(5).uniform((6, 5), device="cpu").mul(3).long()
+    probs = drawn.normal(Key(4), 6, 3, 5).softmax(1)
+    labels = drawn.uniform(Key(5), 6, 5, dtype=torch.float32).mul(3).long()
     flat = ClassPredictive(probs.movedim(1, -1).reshape(-1, 3))
     for metric in (auroc, average_precision, balanced_accuracy):
         assert metric(ClassPredictive(probs), labels) == pytest.approx(metric(flat, labels.reshape(-1)), abs=1e-14)

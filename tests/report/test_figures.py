@@ -21,7 +21,7 @@ def point(data, seed=0):
     outputs = 1 if data.classes is None else len(data.classes)
     likelihood = po.likelihoods.Gaussian(0.3) if data.classes is None else po.likelihoods.Categorical()
     net = po.networks.MLP((inputs, 4, outputs), activation="tanh")
-    joint = po.Joint(net, likelihood, po.priors.Normal(), num_data=len(data.train))
+    joint = po.Joint(net, likelihood, po.priors.Normal(1.0), num_data=len(data.train))
     return Point(joint, po.Key(seed).normal((joint.size,)))
 
 

@@ -198,3 +198,21 @@ def test_clone_shares_no_tensor_and_no_graph():
     copy.kept.append(3)
     assert not copy.theta.requires_grad
     assert same(state._replace(theta=state.theta.detach()), make(1.0, theta=torch.ones(2)))
+
+
+class Earlier(NamedTuple):
+    count: int
+
+
+class Later(NamedTuple):
+    count: int
+    start: torch.Tensor | None = None
+
+
+def test_fields_with_a_default_may_be_missing_from_earlier_states() -> None:
+    Earlier.__name__ = "Later"
+    template = Later(0, torch.ones(2))
+    assert same(restore(flatten(Earlier(3)), template), Later(3, torch.ones(2)))
+    assert same(restore(flatten(Later(3, torch.zeros(2))), template), Later(3, torch.zeros(2)))
+    with pytest.raises(BadFolder, match=r"the method wants Later\(count\). Got Later\(count, start\)"):
+        restore(flatten(template), Earlier(0))

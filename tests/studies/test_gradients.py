@@ -76,11 +76,20 @@ def test_estimators_of_the_network_agree_and_rank_as_known(study):
     assert landed[1] < 1.2 < 10 < landed[0]  # it pays near the optimum only
 
 
+@pytest.fixture(scope="module")
+def precise():
+    """The problem, and each of its families with gradients by many draws."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "STEPS", 600)
+        result = network.problem(seed=2)
+    plan = network.Plan(WeightSampling(draws=20, antithetic=True))
+    return result, [(q, network.gradients(result, q, plan, Key(0), 60)) for q in result.families.values()]
+
+
 @pytest.mark.parametrize("name", [name for name in network.ESTIMATORS if not name.startswith("score")])
-def test_every_estimator_has_the_same_mean(name):
-    result = network.problem(seed=2)
-    for q in result.families.values():
-        reference = network.gradients(result, q, network.Plan(WeightSampling(draws=20, antithetic=True)), Key(0), 60)
+def test_every_estimator_has_the_same_mean(name, precise):
+    result, families = precise
+    for q, reference in families:
         estimates = network.gradients(result, q, network.ESTIMATORS[name], Key(1), 60)
         for estimate, other in zip(estimates, reference, strict=True):
             variance = estimate.var(0) / len(estimate) + other.var(0) / len(other)

@@ -59,7 +59,7 @@ def test_optimum_of_logistic_regression() -> None:
 
 def test_subsets_keep_the_other_weights_as_points() -> None:
     net = po.networks.MLP([2, 3, 1], activation="tanh").to(FLOAT64)
-    joint = po.Joint(net, Gaussian(0.3, learn=True), Normal(), num_data=20, random="2.*")
+    joint = po.Joint(net, Gaussian(0.3, learn=True), Normal(1.0), num_data=20, random="2.*")
     x = Key(1).normal((20, 2), FLOAT64)
     q, _ = po.infer(FullRank(steps=20), joint, (x, x[:, :1]))
     assert q.precision.size == 4
@@ -101,7 +101,7 @@ def test_half_precision_follows_float32(dtype: torch.dtype) -> None:
         with torch.no_grad():
             for parameter in net.parameters():
                 parameter.fill_(0.5)
-        joint = po.Joint(net.to(kind), po.likelihoods.Gaussian(1.0), po.priors.Normal(), num_data=20)
+        joint = po.Joint(net.to(kind), po.likelihoods.Gaussian(1.0), po.priors.Normal(1.0), num_data=20)
         q, _ = po.infer(po.methods.FullRank(steps=3, batch_size=None), joint, (x.to(kind), y.to(kind)))
         found.append(q)
     torch.testing.assert_close(found[0].mean, found[1].mean.float(), rtol=0.02, atol=0.02)

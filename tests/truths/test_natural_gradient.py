@@ -138,7 +138,7 @@ def test_a_density_is_data_and_prior_in_one() -> None:
 
 def test_subsets_keep_the_other_weights_as_points() -> None:
     net = po.networks.MLP([2, 3, 1], activation="tanh").to(FLOAT64)
-    joint = po.Joint(net, Gaussian(0.3, learn=True), Normal(), num_data=20, random="2.*")
+    joint = po.Joint(net, Gaussian(0.3, learn=True), Normal(1.0), num_data=20, random="2.*")
     x = normal(Key(1), 20, 2)
     q, _ = po.infer(NaturalGradient(steps=20), joint, (x, x[:, :1]))
     assert q.precision.size == 4
@@ -151,7 +151,7 @@ def test_subsets_keep_the_other_weights_as_points() -> None:
 
 def test_precisions_stay_positive_under_wild_estimates() -> None:
     """Rate 1 and one draw: estimates are often far below zero."""
-    joint = po.Joint(po.networks.MLP([2, 5, 2]).to(FLOAT64), Categorical(), Normal(), num_data=30)
+    joint = po.Joint(po.networks.MLP([2, 5, 2]).to(FLOAT64), Categorical(), Normal(1.0), num_data=30)
     x = normal(Key(2), 30, 2)
     method = NaturalGradient(steps=100, step_size=0.01, beta2=0.0, initial_scales=FanIn(1.0), radius=1.0)
     q, trace = po.infer(method, joint, (x, (x[:, 0] > 0).long()))

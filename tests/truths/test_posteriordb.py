@@ -13,6 +13,8 @@ from posterity_studies.posteriors.study import FORMS, compared, reference
 
 pytestmark = pytest.mark.cpu  # files are read into the memory of the CPU
 CHAINS, WARMUP = 16, 200
+# A joint that is a density up to a constant is not sampled again: `posterity study posteriors` has both.
+SAMPLED = [(name, form) for name, form in FORMS if form == "Density" or name not in POSTERIORS]
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +33,7 @@ def test_every_posterior_is_sampled():
     assert [name for name, form in FORMS if form == "Joint"] == list(JOINTS)
 
 
-@pytest.mark.parametrize(("name", "form"), FORMS, ids=lambda value: value.split("-")[-1])
+@pytest.mark.parametrize(("name", "form"), SAMPLED, ids=lambda value: value.split("-")[-1])
 def test_nuts_draws_what_the_reference_has(name: str, form: str) -> None:
     draws = 500 if name.startswith("eight_schools") else 300
     found = compared(name, form, seed=1, chains=CHAINS, warmup=WARMUP, draws=draws, accelerate="off")
