@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 INTERRUPTED = 130
@@ -110,4 +110,5 @@ def _importing(frame: FrameType | None) -> bool:
 def _end_children() -> None:
     multiprocessing = sys.modules.get("multiprocessing")
     for child in multiprocessing.active_children() if multiprocessing else ():
-        child.kill()
+        with suppress(ProcessLookupError):  # it may have ended meanwhile
+            os.kill(child.pid, signal.SIGKILL)  # workers of loky are listed too, and have no `kill`

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
+from joblib.externals.loky import ProcessPoolExecutor as ProcessPoolExecutorOfLoky
 
 from posterity.cli.start import as_interrupt
 from posterity.inference.infer import Interrupt
@@ -26,8 +27,8 @@ def killed():
     time.sleep(60)
 
 
-def killed_while_another_works():
-    with ProcessPoolExecutor(1) as pool:
+def killed_while_another_works(executor):
+    with executor(1) as pool:
         waiting = pool.submit(time.sleep, 60)
         while not waiting.running():
             time.sleep(0.01)
@@ -40,10 +41,11 @@ def test_a_kill_is_a_keyboard_interrupt_and_only_inside():
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_those_who_work_for_the_process_do_not_keep_it_waiting():
+@pytest.mark.parametrize("executor", [ProcessPoolExecutor, ProcessPoolExecutorOfLoky], ids=["standard", "loky"])
+def test_those_who_work_for_the_process_do_not_keep_it_waiting(executor):
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt), as_interrupt():
-        killed_while_another_works()
+        killed_while_another_works(executor)
     assert time.monotonic() - begun < 30
 
 
