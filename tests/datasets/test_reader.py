@@ -153,14 +153,15 @@ def test_arrow_takes_the_same_numbers():
         assert value == number(word), word
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=150)
 @given(rows=tables(), dialect=DIALECTS, blank=st.integers(0, 6))
 def test_both_ways_to_split_agree(rows, dialect, blank):
     """Where Arrow is used, the csv module, which reads the rest, finds the same fields on the same lines."""
     lines = written(rows, dialect, "utf-8").split(b"\n")
     data = b"\n".join([*lines[:blank], b" ", b"", *lines[blank:]])
     for separator in ",;\t| ":
-        assume(splitting._is_simple(data, separator))
+        if not splitting._is_simple(data, separator):
+            continue
         quick, strict = splitting._by_arrow(data, separator), splitting._parsed(data.decode(), separator)
         assert (quick is None) == (bool(strict.problem) or strict.share != 1)
         if quick is not None:

@@ -37,7 +37,7 @@ def wide() -> tuple[po.Joint, tuple[torch.Tensor, torch.Tensor]]:
 
 CASES = (
     ("Laplace(structure=Full())", "20-30-20-8", 400),
-    ("Laplace(structure=Full(), tuning=None)", "784-60-10", 8),
+    ("Laplace(structure=Full(), tuning=None)", "784-10", 8),
     ("Laplace(structure=Kronecker())", "784-300-10", 400),
     ("Laplace(structure=CorrectedKronecker())", "784-100-10", 400),
     ("Laplace(structure=Diagonal())", "784-300-10", 400),

@@ -91,7 +91,7 @@ def test_with_all_labels_the_elbo_is_the_evidence(kind, dimensions, prior_type):
     assert whole.elbo(rows, labels=labels) == pytest.approx(sum(chain), rel=1e-10)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
     components=st.integers(1, 5),
