@@ -185,18 +185,18 @@ def fit_automatic(
     positive("fit_automatic: seconds", seconds)
     rows, kept = _rows(inputs, targets, task, classes, weights, device)
     key, begin, count = Key(seed), time.perf_counter(), len(rows.inputs)
-    plan = planned(count, rows.inputs.shape[1], rows.outputs, seconds)
+    by = {"groups": groups, "times": times}
+    chosen = {name: np.asarray(given)[kept.numpy()] for name, given in by.items() if given is not None}
+    plan = planned(count, rows.inputs.shape[1], rows.outputs, seconds, dependent=bool(chosen))
     if count < FEWEST:
         return _alone(rows, plan, key)
     labels = rows.targets.cpu() if rows.classes else None
-    by = {"groups": groups, "times": times}
-    chosen = {name: np.asarray(given)[kept.numpy()] for name, given in by.items() if given is not None}
     for name, values in chosen.items():  # fewer groups or times than folds
         most = len(np.unique(values.astype(str) if values.dtype == object else values)) - (name == "times")
         plan = replace(plan, folds=max(2, min(plan.folds, most)))
     parts = folds_of(count, plan.folds, labels=labels, seed=seed, **chosen)
     trials = _trials(rows, _candidates(rows, plan, mean, scale), parts, plan, key, begin + RUNAWAY * seconds)
-    return (_classes if rows.classes else _regression)(rows, trials)
+    return _classes(rows, trials) if rows.classes else _regression(rows, trials, sum(math.log(s) for s in scale))
 
 
 class Trials(NamedTuple):
@@ -310,7 +310,8 @@ def _predicted(rows: TableRows, fits: Sequence[Fitted], tests: Sequence[Tensor])
     return whole
 
 
-def _regression(rows: TableRows, trials: Trials) -> Stacked:
+def _regression(rows: TableRows, trials: Trials, log_scale: float) -> Stacked:
+    """Stack regressions; `log_scale` is the sum of the log units of targets, in which scores are told."""
     inputs, targets = rows.inputs[trials.scored], rows.targets[trials.scored]
     weights, width = rows.weights[trials.scored].double(), targets.shape[1]
     moments: dict[str, Moments] = dict(trials.outputs)
@@ -344,14 +345,14 @@ def _regression(rows: TableRows, trials: Trials) -> Stacked:
     needed = [name for name in trials.outputs if name in sources or (Pool.name in sources and name in pool.weights)]
     seconds = {**trials.seconds, Pool.name: 0.0}
     scores = tuple(
-        _score(density.name, entries[..., index].sum(-1), weights, seconds[density.source])
+        _score(density.name, entries[..., index].sum(-1) - log_scale, weights, seconds[density.source])
         for index, density in enumerate(densities)
     )
     averaged = pool.weights if Pool.name in sources else {}
     return Stacked(
         inputs.shape[1], width, 0, {name: trials.finals[name]() for name in needed},
         pool if averaged else None, kept, {}, shares, scores,
-        _sentence(shares, scores, result.log_density * width, trials, averaged),
+        _sentence(shares, scores, result.log_density * width - log_scale, trials, averaged),
     )  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,7 +41,7 @@ MOST_ODDS = 1200  # rows times the cube root of the classes, up to which Gaussia
 ODDS_CLASSES = 5
 COSTLIER = 4.0  # times that an evaluation of the evidence of a class costs more than one of a real target
 MOST = 50_000  # rows that a Gaussian process keeps
-NODES = 12  # of the quadrature over a warped target
+FURTHEST_LOG, WIDEST_LOG = 100.0, 5.0  # of the mean and the standard deviation of a warped target: e^x stays finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +86,8 @@ class TableRows:
 class Plan:
     """What a budget buys: folds and scored rows, the rows and evaluations of an evidence, and the networks' training.
 
-    Up to 2,000 rows each fold settles the hyper-parameters by its own rows. `steps` is 0 where networks are left out.
+    Up to 2,000 rows, and always where rows depend on each other, each fold settles the hyper-parameters by its own
+    rows. `steps` is 0 where networks are left out.
     """
 
     folds: int
@@ -120,25 +120,16 @@ class Warp:
         moved = (targets + self.shift).log() if self.positive else torch.asinh((targets - self.shift) / self.scale)
         return (moved - self.mean) / self.spread
 
-    def back(self, values: Tensor) -> Tensor:
-        """The targets of standardised warped values."""
-        moved = self.mean + self.spread * values
-        return moved.exp() - self.shift if self.positive else self.shift + self.scale * torch.sinh(moved)
-
     def moments(self, warped: Moments) -> Moments:
-        """Moments of the targets from normal warped ones, by quadrature."""
-        nodes, weights = _hermite(warped.mean)
-        values = self.back(warped.mean + warped.variance.sqrt() * nodes)
-        mean = (weights * values).sum(0)
-        variance = (weights * (values - mean).square()).sum(0)
+        """Moments of the targets from normal warped ones: those of the log-normal distribution, or of its sinh."""
+        m = (self.mean + self.spread * warped.mean).clamp(-FURTHEST_LOG, FURTHEST_LOG)
+        v = (self.spread**2 * warped.variance).clamp_max(WIDEST_LOG**2)
+        if self.positive:
+            mean, variance = (m + 0.5 * v).exp() - self.shift, v.expm1() * (2.0 * m + v).exp()
+        else:
+            mean = self.shift + self.scale * (0.5 * v).exp() * torch.sinh(m)
+            variance = 0.5 * self.scale**2 * v.expm1() * (v.exp() * torch.cosh(2.0 * m) + 1.0)
         return Moments(mean, variance, variance * (warped.epistemic / warped.variance))
-
-
-def _hermite(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes and weights (S, 1, 1) of the expectation under a standard normal."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
-    both = torch.from_numpy(np.stack([nodes, weights / weights.sum()])).to(like)
-    return both[0].view(-1, 1, 1), both[1].view(-1, 1, 1)
 
 
 class Fitted(ABC):
@@ -333,9 +324,9 @@ class Processes(Candidate):
         kept[random_rows(len(targets), MOST, key.fold("kept")).to(kept.device)] = True
         fits = list[Fitted]()
         for fold in folds:
-            own = settled.on(fold.train[kept[fold.train]])
+            own = (process if plan.settled_by_fold else settled).on(fold.train[kept[fold.train]])
             if plan.settled_by_fold:
-                own = process.on(fold.train).settled(most, plan.evaluations, key.fold(EVIDENCE))
+                own = own.settled(most, plan.evaluations, key.fold(EVIDENCE))
             fits.append(Process(own, self.warp, basis))
         return fits, lambda: Process(settled.on(kept), self.warp, basis)
 
@@ -385,8 +376,12 @@ def _shape(values: Tensor) -> tuple[float, float]:
     return float(away.pow(3).mean()) / variance**1.5, float(away.pow(4).mean()) / variance**2
 
 
-def planned(rows: int, columns: int, outputs: int, seconds: float) -> Plan:
-    """The plan that a budget buys, from rows, columns, outputs and seconds alone."""
+def planned(rows: int, columns: int, outputs: int, seconds: float, dependent: bool = False) -> Plan:
+    """The plan that a budget buys, from rows, columns, outputs and seconds alone.
+
+    Rows that are `dependent`, of groups or in time order, tell of each other: each fold chooses its hyper-parameters.
+    """
+    by_fold = rows < FEW or dependent
     share = max(0.05, min(4.0, seconds / 60.0))
     folds, members, hidden, batch = 10 if rows < 300 else 5, 2, (64, 64), 256
     weights = (columns + 1) * hidden[0] + (hidden[0] + 1) * hidden[1] + (hidden[1] + 1) * outputs
@@ -397,9 +392,9 @@ def planned(rows: int, columns: int, outputs: int, seconds: float) -> Plan:
     return Plan(
         folds=min(folds, max(2, rows)),
         scored=int(3000 * max(0.2, min(1.0, share))),
-        evidence_rows=int(400 * effort) if rows < FEW else int(600 * effort),
+        evidence_rows=int((400 if by_fold else 600) * effort),
         evaluations=max(30, int(40 * effort)),
-        settled_by_fold=rows < FEW,
+        settled_by_fold=by_fold,
         hidden=hidden,
         members=members,
         steps=steps if steps >= 300 and rows >= 50 else 0,
