@@ -174,7 +174,8 @@ def fit_automatic(
       runaway: after four times the budget no further candidate is tried, and the sentence says so.
 
     The candidates are a linear model, smooth and rough Gaussian processes, one of a warped target where it is skewed,
-    and an ensemble of networks, whose members are the fits to the folds. Up to 1,200 rows of two classes, or 700 of
+    one of few selected columns where there are more than 64, and an ensemble of networks, whose members are the fits to
+    the folds. Up to 1,200 rows of two classes, or 700 of
     five, have Gaussian processes of log odds, too. Fewer than 20 rows get the linear model.
 
     >>> x = torch.linspace(-2, 2, 30).unsqueeze(1)
@@ -243,6 +244,8 @@ def _rows(
 def _candidates(rows: TableRows, plan: Plan, mean: Sequence[float], scale: Sequence[float]) -> list[Candidate]:
     odds = Processes.have_odds(rows)
     chosen: list[Candidate] = [Linear(), Processes(False, odds=odds)]
+    if Processes.have_many_columns(rows):
+        chosen.append(Processes(False, odds=odds, selected=True))
     if plan.processes > 1:
         chosen.append(Processes(True, odds=odds))
         chosen += [Processes(False)] if odds else []

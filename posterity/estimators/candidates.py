@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from posterity.errors import BadFolder
 from posterity.estimators.class_process import ClassProcess
-from posterity.estimators.gaussian_process import GaussianProcess, Moments, principal_directions, projected, random_rows
+from posterity.estimators.gaussian_process import (
+    WIDEST,
+    GaussianProcess,
+    Moments,
+    principal_directions,
+    projected,
+    random_rows,
+    selected_columns,
+)
 from posterity.inference import infer
 from posterity.inference.folds import Fold
 from posterity.likelihoods import Categorical, Gaussian
@@ -190,6 +198,10 @@ class Process(Fitted):
     def device(self) -> torch.device:
         return self.process.inputs.device
 
+    def on(self, rows: Tensor) -> "Process":
+        """The same process conditioned on some of its rows."""
+        return replace(self, process=self.process.on(rows))
+
     def moments(self, inputs: Tensor) -> Moments:
         moments = self.process.predict(projected(inputs, self.basis))
         return moments if self.warp is None else self.warp.moments(moments)
@@ -292,16 +304,23 @@ class Processes(Candidate):
     """A Gaussian process, smooth or rough, of at most 50,000 rows.
 
     Targets may be warped. Classes are targets of +-1, which few wrong labels move little, or have `odds`: a likelihood.
+    Where columns are many, inputs are their principal components, or few that are `selected` by the training rows.
     """
 
     rough: bool
     warp: Warp | None = None
     odds: bool = False
+    selected: bool = False
 
     @property
     def name(self) -> str:  # type: ignore[override]
         of = " of a warped target" if self.warp is not None else " of log odds" if self.odds else ""
-        return f"{'rough' if self.rough else 'smooth'} Gaussian process{of}"
+        return f"{'rough' if self.rough else 'smooth'} Gaussian process{of}{' by few columns' if self.selected else ''}"
+
+    @staticmethod
+    def have_many_columns(rows: TableRows) -> bool:
+        """Whether the columns are too many for a length scale each."""
+        return rows.inputs.shape[1] > WIDEST
 
     @staticmethod
     def have_odds(rows: TableRows) -> bool:
@@ -317,18 +336,23 @@ class Processes(Candidate):
         if self.odds:
             kind, targets = ClassProcess, rows.one_hot
             most = int(most / (COSTLIER * targets.shape[1]) ** (1 / 3))  # costs go as the cube of rows
-        basis = principal_directions(rows.inputs)
-        process = kind.of(self.rough, projected(rows.inputs, basis), targets, rows.weights)
-        settled = process.settled(most, plan.evaluations, key.fold(EVIDENCE))
+        components = None if self.selected else principal_directions(rows.inputs)
+
+        def settled(part: Tensor) -> Process:
+            """The process of these rows, which choose its hyper-parameters, and its columns if these are selected."""
+            inputs, own, weights = rows.inputs[part], targets[part], rows.weights[part]
+            basis = selected_columns(inputs, own, weights) if self.selected else components
+            process = kind.of(self.rough, projected(inputs, basis), own, weights)
+            return Process(process.settled(most, plan.evaluations, key.fold(EVIDENCE)), self.warp, basis)
+
         kept = torch.zeros_like(rows.weights, dtype=torch.bool)
         kept[random_rows(len(targets), MOST, key.fold("kept")).to(kept.device)] = True
-        fits = list[Fitted]()
-        for fold in folds:
-            own = (process if plan.settled_by_fold else settled).on(fold.train[kept[fold.train]])
-            if plan.settled_by_fold:
-                own = own.settled(most, plan.evaluations, key.fold(EVIDENCE))
-            fits.append(Process(own, self.warp, basis))
-        return fits, lambda: Process(settled.on(kept), self.warp, basis)
+        trains = [fold.train[kept[fold.train]] for fold in folds]
+        everything = torch.ones_like(kept).nonzero().squeeze(1)
+        if plan.settled_by_fold or self.selected:
+            return [settled(train) for train in trains], lambda: settled(everything).on(kept)
+        whole = settled(everything)
+        return [whole.on(train) for train in trains], lambda: whole.on(kept)
 
 
 def network(inputs: int, hidden: Sequence[int], outputs: int, key: Key | None = None) -> nn.Module:

@@ -14,7 +14,7 @@ from posterity.errors import BadData, BadFolder
 from posterity.estimators import Calibration, Pool, Scale, Shape, Stacked, automatic, fit_automatic
 from posterity.estimators.candidates import Networks, TableRows, Warp, planned, warp_of
 from posterity.estimators.densities import rounding
-from posterity.estimators.gaussian_process import GaussianProcess, Moments, principal_directions
+from posterity.estimators.gaussian_process import GaussianProcess, Moments, principal_directions, selected_columns
 from posterity.inference import folds
 from posterity.numerics.random import Key
 
@@ -381,6 +381,34 @@ def test_rows_that_depend_on_each_other_choose_hyper_parameters_by_fold(
     apart = [rows for rows in settled if rows.shape[1] == 2 and len(rows) < 90]
     assert len(apart) == (3 if by == "groups" else 2)
     assert {len(rows) for rows in apart} == ({60} if by == "groups" else {30, 60})
+
+
+def test_few_columns_are_selected_of_many() -> None:
+    """Five that matter, one of them by its square, among 200; copies and constants are no second column."""
+    x = normal("many", 120, 200)
+    y = x[:, :4].sum(1, keepdim=True) + x[:, 4:5].square() + 0.5 * normal("noise", 120, 1)
+    x[:, 5], x[:, 6] = x[:, 0], 3.0
+    basis = selected_columns(x, y, torch.ones(120))
+    chosen = set(basis.argmax(0).tolist())
+    assert {1, 2, 3, 4} <= chosen
+    assert len(chosen & {0, 5}) == 1
+    assert 6 not in chosen
+    assert len(chosen) <= 7
+    torch.testing.assert_close(basis.sum(0), torch.ones(len(chosen), dtype=torch.float64))
+    twice = torch.cat([torch.arange(120), torch.arange(30)])
+    heavier = torch.ones(120).index_fill(0, torch.arange(30), 2.0)
+    assert torch.equal(selected_columns(x[twice], y[twice], torch.ones(150)), selected_columns(x, y, heavier))
+    assert selected_columns(x, torch.ones(120, 1), torch.ones(120)).shape == (200, 1)
+
+
+def test_wide_tables_have_a_process_of_few_columns() -> None:
+    x = normal("wide x", 150, 100)
+    y = x[:, :3].sum(1, keepdim=True) + 0.3 * normal("wide noise", 150, 1)
+    model = fit_automatic(x[:100], y[:100], "regression", seconds=SMALL)
+    name = "smooth Gaussian process by few columns"
+    best = max(model.scores, key=lambda score: score.log_density if score.name in model.fits else -math.inf)
+    assert best.name == name
+    assert float((model.predict(x[100:]).mean - y[100:]).square().mean()) < 0.2  # noise alone: 0.09
 
 
 def test_wide_tables_go_by_principal_components() -> None:
