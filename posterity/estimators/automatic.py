@@ -174,7 +174,8 @@ def fit_automatic(
       runaway: after four times the budget no further candidate is tried, and the sentence says so.
 
     The candidates are a linear model, smooth and rough Gaussian processes, one of a warped target where it is skewed,
-    and an ensemble of networks, whose members are the fits to the folds. Up to 1,200 rows of two classes, or 700 of
+    one of few selected columns where there are more than 64, and an ensemble of networks, whose members are the fits to
+    the folds. Up to 1,200 rows of two classes, or 700 of
     five, have Gaussian processes of log odds, too. Fewer than 20 rows get the linear model.
 
     >>> x = torch.linspace(-2, 2, 30).unsqueeze(1)
@@ -185,18 +186,18 @@ def fit_automatic(
     positive("fit_automatic: seconds", seconds)
     rows, kept = _rows(inputs, targets, task, classes, weights, device)
     key, begin, count = Key(seed), time.perf_counter(), len(rows.inputs)
-    plan = planned(count, rows.inputs.shape[1], rows.outputs, seconds)
+    by = {"groups": groups, "times": times}
+    chosen = {name: np.asarray(given)[kept.numpy()] for name, given in by.items() if given is not None}
+    plan = planned(count, rows.inputs.shape[1], rows.outputs, seconds, dependent=bool(chosen))
     if count < FEWEST:
         return _alone(rows, plan, key)
     labels = rows.targets.cpu() if rows.classes else None
-    by = {"groups": groups, "times": times}
-    chosen = {name: np.asarray(given)[kept.numpy()] for name, given in by.items() if given is not None}
     for name, values in chosen.items():  # fewer groups or times than folds
         most = len(np.unique(values.astype(str) if values.dtype == object else values)) - (name == "times")
         plan = replace(plan, folds=max(2, min(plan.folds, most)))
     parts = folds_of(count, plan.folds, labels=labels, seed=seed, **chosen)
     trials = _trials(rows, _candidates(rows, plan, mean, scale), parts, plan, key, begin + RUNAWAY * seconds)
-    return (_classes if rows.classes else _regression)(rows, trials)
+    return _classes(rows, trials) if rows.classes else _regression(rows, trials, sum(math.log(s) for s in scale))
 
 
 class Trials(NamedTuple):
@@ -243,6 +244,8 @@ def _rows(
 def _candidates(rows: TableRows, plan: Plan, mean: Sequence[float], scale: Sequence[float]) -> list[Candidate]:
     odds = Processes.have_odds(rows)
     chosen: list[Candidate] = [Linear(), Processes(False, odds=odds)]
+    if Processes.have_many_columns(rows):
+        chosen.append(Processes(False, odds=odds, selected=True))
     if plan.processes > 1:
         chosen.append(Processes(True, odds=odds))
         chosen += [Processes(False)] if odds else []
@@ -310,7 +313,8 @@ def _predicted(rows: TableRows, fits: Sequence[Fitted], tests: Sequence[Tensor])
     return whole
 
 
-def _regression(rows: TableRows, trials: Trials) -> Stacked:
+def _regression(rows: TableRows, trials: Trials, log_scale: float) -> Stacked:
+    """Stack regressions; `log_scale` is the sum of the log units of targets, in which scores are told."""
     inputs, targets = rows.inputs[trials.scored], rows.targets[trials.scored]
     weights, width = rows.weights[trials.scored].double(), targets.shape[1]
     moments: dict[str, Moments] = dict(trials.outputs)
@@ -344,14 +348,14 @@ def _regression(rows: TableRows, trials: Trials) -> Stacked:
     needed = [name for name in trials.outputs if name in sources or (Pool.name in sources and name in pool.weights)]
     seconds = {**trials.seconds, Pool.name: 0.0}
     scores = tuple(
-        _score(density.name, entries[..., index].sum(-1), weights, seconds[density.source])
+        _score(density.name, entries[..., index].sum(-1) - log_scale, weights, seconds[density.source])
         for index, density in enumerate(densities)
     )
     averaged = pool.weights if Pool.name in sources else {}
     return Stacked(
         inputs.shape[1], width, 0, {name: trials.finals[name]() for name in needed},
         pool if averaged else None, kept, {}, shares, scores,
-        _sentence(shares, scores, result.log_density * width, trials, averaged),
+        _sentence(shares, scores, result.log_density * width - log_scale, trials, averaged),
     )  # fmt: skip
 
 

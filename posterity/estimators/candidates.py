@@ -9,13 +9,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from posterity.errors import BadFolder
 from posterity.estimators.class_process import ClassProcess
-from posterity.estimators.gaussian_process import GaussianProcess, Moments, principal_directions, projected, random_rows
+from posterity.estimators.gaussian_process import (
+    WIDEST,
+    GaussianProcess,
+    Moments,
+    principal_directions,
+    projected,
+    random_rows,
+    selected_columns,
+)
 from posterity.inference import infer
 from posterity.inference.folds import Fold
 from posterity.likelihoods import Categorical, Gaussian
@@ -42,7 +49,7 @@ MOST_ODDS = 1200  # rows times the cube root of the classes, up to which Gaussia
 ODDS_CLASSES = 5
 COSTLIER = 4.0  # times that an evaluation of the evidence of a class costs more than one of a real target
 MOST = 50_000  # rows that a Gaussian process keeps
-NODES = 12  # of the quadrature over a warped target
+FURTHEST_LOG, WIDEST_LOG = 100.0, 5.0  # of the mean and the standard deviation of a warped target: e^x stays finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +94,8 @@ class TableRows:
 class Plan:
     """What a budget buys: folds and scored rows, the rows and evaluations of an evidence, and the networks' training.
 
-    Up to 2,000 rows each fold settles the hyper-parameters by its own rows. `steps` is 0 where networks are left out.
+    Up to 2,000 rows, and always where rows depend on each other, each fold settles the hyper-parameters by its own
+    rows. `steps` is 0 where networks are left out.
     """
 
     folds: int
@@ -120,25 +128,16 @@ class Warp:
         moved = (targets + self.shift).log() if self.positive else torch.asinh((targets - self.shift) / self.scale)
         return (moved - self.mean) / self.spread
 
-    def back(self, values: Tensor) -> Tensor:
-        """The targets of standardised warped values."""
-        moved = self.mean + self.spread * values
-        return moved.exp() - self.shift if self.positive else self.shift + self.scale * torch.sinh(moved)
-
     def moments(self, warped: Moments) -> Moments:
-        """Moments of the targets from normal warped ones, by quadrature."""
-        nodes, weights = _hermite(warped.mean)
-        values = self.back(warped.mean + warped.variance.sqrt() * nodes)
-        mean = (weights * values).sum(0)
-        variance = (weights * (values - mean).square()).sum(0)
+        """Moments of the targets from normal warped ones: those of the log-normal distribution, or of its sinh."""
+        m = (self.mean + self.spread * warped.mean).clamp(-FURTHEST_LOG, FURTHEST_LOG)
+        v = (self.spread**2 * warped.variance).clamp_max(WIDEST_LOG**2)
+        if self.positive:
+            mean, variance = (m + 0.5 * v).exp() - self.shift, v.expm1() * (2.0 * m + v).exp()
+        else:
+            mean = self.shift + self.scale * (0.5 * v).exp() * torch.sinh(m)
+            variance = 0.5 * self.scale**2 * v.expm1() * (v.exp() * torch.cosh(2.0 * m) + 1.0)
         return Moments(mean, variance, variance * (warped.epistemic / warped.variance))
-
-
-def _hermite(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes and weights (S, 1, 1) of the expectation under a standard normal."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
-    both = torch.from_numpy(np.stack([nodes, weights / weights.sum()])).to(like)
-    return both[0].view(-1, 1, 1), both[1].view(-1, 1, 1)
 
 
 class Fitted(ABC):
@@ -198,6 +197,10 @@ class Process(Fitted):
     @property
     def device(self) -> torch.device:
         return self.process.inputs.device
+
+    def on(self, rows: Tensor) -> "Process":
+        """The same process conditioned on some of its rows."""
+        return replace(self, process=self.process.on(rows))
 
     def moments(self, inputs: Tensor) -> Moments:
         moments = self.process.predict(projected(inputs, self.basis))
@@ -301,16 +304,23 @@ class Processes(Candidate):
     """A Gaussian process, smooth or rough, of at most 50,000 rows.
 
     Targets may be warped. Classes are targets of +-1, which few wrong labels move little, or have `odds`: a likelihood.
+    Where columns are many, inputs are their principal components, or few that are `selected` by the training rows.
     """
 
     rough: bool
     warp: Warp | None = None
     odds: bool = False
+    selected: bool = False
 
     @property
     def name(self) -> str:  # type: ignore[override]
         of = " of a warped target" if self.warp is not None else " of log odds" if self.odds else ""
-        return f"{'rough' if self.rough else 'smooth'} Gaussian process{of}"
+        return f"{'rough' if self.rough else 'smooth'} Gaussian process{of}{' by few columns' if self.selected else ''}"
+
+    @staticmethod
+    def have_many_columns(rows: TableRows) -> bool:
+        """Whether the columns are too many for a length scale each."""
+        return rows.inputs.shape[1] > WIDEST
 
     @staticmethod
     def have_odds(rows: TableRows) -> bool:
@@ -326,18 +336,23 @@ class Processes(Candidate):
         if self.odds:
             kind, targets = ClassProcess, rows.one_hot
             most = int(most / (COSTLIER * targets.shape[1]) ** (1 / 3))  # costs go as the cube of rows
-        basis = principal_directions(rows.inputs)
-        process = kind.of(self.rough, projected(rows.inputs, basis), targets, rows.weights)
-        settled = process.settled(most, plan.evaluations, key.fold(EVIDENCE))
+        components = None if self.selected else principal_directions(rows.inputs)
+
+        def settled(part: Tensor) -> Process:
+            """The process of these rows, which choose its hyper-parameters, and its columns if these are selected."""
+            inputs, own, weights = rows.inputs[part], targets[part], rows.weights[part]
+            basis = selected_columns(inputs, own, weights) if self.selected else components
+            process = kind.of(self.rough, projected(inputs, basis), own, weights)
+            return Process(process.settled(most, plan.evaluations, key.fold(EVIDENCE)), self.warp, basis)
+
         kept = torch.zeros_like(rows.weights, dtype=torch.bool)
         kept[random_rows(len(targets), MOST, key.fold("kept")).to(kept.device)] = True
-        fits = list[Fitted]()
-        for fold in folds:
-            own = settled.on(fold.train[kept[fold.train]])
-            if plan.settled_by_fold:
-                own = process.on(fold.train).settled(most, plan.evaluations, key.fold(EVIDENCE))
-            fits.append(Process(own, self.warp, basis))
-        return fits, lambda: Process(settled.on(kept), self.warp, basis)
+        trains = [fold.train[kept[fold.train]] for fold in folds]
+        everything = torch.ones_like(kept).nonzero().squeeze(1)
+        if plan.settled_by_fold or self.selected:
+            return [settled(train) for train in trains], lambda: settled(everything).on(kept)
+        whole = settled(everything)
+        return [whole.on(train) for train in trains], lambda: whole.on(kept)
 
 
 def network(inputs: int, hidden: Sequence[int], outputs: int, key: Key | None = None) -> nn.Module:
@@ -385,8 +400,12 @@ def _shape(values: Tensor) -> tuple[float, float]:
     return float(away.pow(3).mean()) / variance**1.5, float(away.pow(4).mean()) / variance**2
 
 
-def planned(rows: int, columns: int, outputs: int, seconds: float) -> Plan:
-    """The plan that a budget buys, from rows, columns, outputs and seconds alone."""
+def planned(rows: int, columns: int, outputs: int, seconds: float, dependent: bool = False) -> Plan:
+    """The plan that a budget buys, from rows, columns, outputs and seconds alone.
+
+    Rows that are `dependent`, of groups or in time order, tell of each other: each fold chooses its hyper-parameters.
+    """
+    by_fold = rows < FEW or dependent
     share = max(0.05, min(4.0, seconds / 60.0))
     folds, members, hidden, batch = 10 if rows < 300 else 5, 2, (64, 64), 256
     weights = (columns + 1) * hidden[0] + (hidden[0] + 1) * hidden[1] + (hidden[1] + 1) * outputs
@@ -397,9 +416,9 @@ def planned(rows: int, columns: int, outputs: int, seconds: float) -> Plan:
     return Plan(
         folds=min(folds, max(2, rows)),
         scored=int(3000 * max(0.2, min(1.0, share))),
-        evidence_rows=int(400 * effort) if rows < FEW else int(600 * effort),
+        evidence_rows=int((400 if by_fold else 600) * effort),
         evaluations=max(30, int(40 * effort)),
-        settled_by_fold=rows < FEW,
+        settled_by_fold=by_fold,
         hidden=hidden,
         members=members,
         steps=steps if steps >= 300 and rows >= 50 else 0,

@@ -1,5 +1,6 @@
 """Classification by Gaussian processes of log odds, with Laplace's approximation."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from posterity.estimators.gaussian_process import CELLS, JITTER, GaussianProcess
 
 NEWTON_STEPS, CLOSE = 50, 1e-9  # most Newton steps, and the gain of the log posterior (nats) below which they end
 LEAST_CURVATURE = 1e-12
-SPREAD = (1.0, 1.5)  # mean and standard deviation of the prior of log s
+SPREAD = (1.0, 1.5)  # mean and standard deviation of the prior of log s, and of log l sqrt(D)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +50,10 @@ class ClassProcess(GaussianProcess):
         return value + (surrogate - surrogate.detach())
 
     def log_prior(self) -> Tensor:
-        spread = (self.values[self.inputs.shape[1]] - SPREAD[0]) / SPREAD[1]
-        prior: Tensor = super().log_prior() - 0.5 * spread.square()
+        columns = self.inputs.shape[1]
+        size = torch.tensor([0.0, 0.5 * math.log(max(1, columns))]).to(self.values)  # separable classes set no limit
+        spreads = (self.values[columns : columns + 2] + size - SPREAD[0]) / SPREAD[1]
+        prior: Tensor = super().log_prior() - 0.5 * spreads.square().sum()
         return prior
 
     def predict(self, inputs: Tensor) -> Moments:

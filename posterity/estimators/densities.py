@@ -18,6 +18,7 @@ NARROWEST = 0.05  # least scale of a component of the noise, in root mean square
 ROUNDS = 60  # of EM for the shape
 EVALUATIONS = 60  # of the search for a calibration
 OFFSET = 0.5  # standard deviation of the prior of the offsets of a calibration
+USUAL = 0.95  # share of the rows that tell how targets are rounded
 LEAST = 0.01  # share of the median squared residual that is added to all, before their logarithm
 
 
@@ -213,17 +214,25 @@ class Density:
 
 
 def rounding(targets: Tensor) -> Tensor:
-    """Standard deviations (T,) of the rounding of targets (N, T): the least difference of two values over root 12.
+    """Standard deviations (T,) of the rounding of targets (N, T): the least difference of usual values over root 12.
 
-    It is 0 where no value repeats. Where values do, a narrow density would gain from them without bound.
+    Usual values are the most frequent ones that make up 95 % of the rows: a few odd decimals do not count. It is 0
+    where no value repeats. Where values do, a narrow density would gain from them without bound.
 
     >>> rounding(torch.tensor([[3.0], [5.0], [5.0], [6.0]]))
     tensor([0.2887])
     """
-    values = [column.unique() for column in targets.T]  # ascending
-    repeat = [1 < len(column) < len(targets) for column in values]
-    gaps = [column.diff().min() if some else column.new_zeros(()) for column, some in zip(values, repeat, strict=True)]
-    return torch.stack(gaps) / math.sqrt(12.0)
+    return torch.stack([_least_gap(column) for column in targets.T]) / math.sqrt(12.0)
+
+
+def _least_gap(column: Tensor) -> Tensor:
+    values, counts = column.unique(return_counts=True)  # ascending
+    if len(values) == len(column):
+        return column.new_zeros(())
+    frequent = counts.sort(descending=True).values
+    fewest = frequent[(frequent.cumsum(0) < USUAL * len(column)).sum()]
+    gaps = values[counts >= fewest].diff()
+    return gaps.min() if len(gaps) else column.new_zeros(())
 
 
 @dataclass(frozen=True, eq=False)

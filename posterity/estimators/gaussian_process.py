@@ -17,6 +17,7 @@ LEVEL = 1.5  # and of this mean around log sqrt(columns)
 NOISE = (-2.0, 3.0)  # mean and standard deviation of the prior of the log noise scale
 FURTHEST = 5.0  # that the log of a hyper-parameter moves from its start
 WIDEST, PRINCIPAL_ROWS = 64, 2000  # most columns, else principal components of so many rows
+FEWEST_SELECTED, MOST_SELECTED = 4, 32  # columns that are selected of many
 CELLS = 1 << 22  # entries of a block of kernel values
 
 
@@ -61,6 +62,38 @@ def principal_directions(inputs: Tensor) -> Tensor | None:
     values, directions = values[:WIDEST], directions[:WIDEST]
     basis: Tensor = directions.T / (values.square().sum() / (len(rows) * len(values))).sqrt().clamp_min(1e-12)
     return basis
+
+
+def selected_columns(inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """A basis (D, k) of the columns that explain targets (N, T) best, chosen one after the other.
+
+    Each is the one whose values or squares explain most of what the columns before have left of the targets, in 2,000
+    rows at most. The choice ends with a column that raises the log likelihood by less than log(2 D), the gain of the
+    best of 2 D columns of noise; there are at least 4 and at most 32.
+    """
+    step = 1 + len(inputs) // PRINCIPAL_ROWS
+    roots, count = weights[::step].double().sqrt().unsqueeze(1), float(weights[::step].sum())
+    rows, left = inputs[::step].double(), targets[::step].double()
+    both, columns = torch.cat([rows, rows.square()], 1), inputs.shape[1]
+    roots = roots / roots.norm()
+    both, left = (roots * (part - roots.square().T @ part) for part in (both, left))  # of weighted mean 0
+    norms = both.norm(dim=0)
+    chosen = list[int]()
+    while len(chosen) < min(MOST_SELECTED, columns):
+        sizes = both.norm(dim=0)
+        gains = ((both.T @ left) / sizes.clamp_min(1e-300).unsqueeze(1)).square().sum(1)
+        gains[sizes <= 1e-6 * norms] = 0.0  # explained by the columns before
+        best = int(gains.argmax())
+        share = float(gains[best] / left.square().sum().clamp_min(1e-300))
+        gain = -0.5 * count * targets.shape[1] * math.log(max(1.0 - share, 1e-300))
+        if not gain > (math.log(2 * columns) if len(chosen) >= FEWEST_SELECTED else 0.0):
+            break
+        if best % columns not in chosen:
+            chosen.append(best % columns)
+        direction = both[:, best] / sizes[best].clamp_min(1e-300)
+        both, left = (part - direction.unsqueeze(1) * (direction @ part) for part in (both, left))
+        norms[best] = torch.inf
+    return torch.eye(columns, dtype=torch.float64, device=inputs.device)[:, sorted(chosen) or [0]]
 
 
 def _usual_log_scale(columns: int) -> float:

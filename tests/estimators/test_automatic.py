@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import drawn
 import pytest
@@ -12,7 +13,8 @@ from torch import Tensor
 from posterity.errors import BadData, BadFolder
 from posterity.estimators import Calibration, Pool, Scale, Shape, Stacked, automatic, fit_automatic
 from posterity.estimators.candidates import Networks, TableRows, Warp, planned, warp_of
-from posterity.estimators.gaussian_process import Moments, principal_directions
+from posterity.estimators.densities import rounding
+from posterity.estimators.gaussian_process import GaussianProcess, Moments, principal_directions, selected_columns
 from posterity.inference import folds
 from posterity.numerics.random import Key
 
@@ -311,20 +313,102 @@ def test_warps_are_for_skewed_targets() -> None:
     assert warp is not None
     assert warp.positive
     y = (original - mean) / scale
-    torch.testing.assert_close(warp.back(warp.of(y)), y)
+    known = Moments(warp.of(y), torch.full_like(y, 1e-12), torch.zeros_like(y))
+    torch.testing.assert_close(warp.moments(known).mean, y)
     heavy = warp_of(z**3 / (z**3).std(), (0.0,), (1.0,))
     assert heavy is not None
     assert not heavy.positive
 
 
-def test_moments_of_a_log_normal_target() -> None:
-    warp = Warp(True, 2.0, 1.0, 0.3, 0.5)
-    mean, variance = torch.tensor([[0.4]], dtype=torch.float64), torch.tensor([[0.6]], dtype=torch.float64)
-    moments = warp.moments(Moments(mean, variance, 0.25 * variance))
-    level, spread = 0.3 + 0.5 * 0.4, 0.25 * 0.6
-    assert math.isclose(float(moments.mean), math.exp(level + spread / 2) - 2.0, rel_tol=1e-9)
-    assert math.isclose(float(moments.variance), math.exp(2 * level + spread) * math.expm1(spread), rel_tol=1e-7)
+@pytest.mark.parametrize("positive", [True, False])
+@pytest.mark.parametrize("variance", [0.6, 36.0])
+def test_moments_of_a_warped_target(positive: bool, variance: float) -> None:
+    """Against a fine grid over the warped target, whose standard deviation is as large as 3."""
+    warp = Warp(positive, 2.0, 0.7, 0.3, 0.5)
+    mean, own = torch.tensor([[0.4]], dtype=torch.float64), torch.tensor([[variance]], dtype=torch.float64)
+    moments = warp.moments(Moments(mean, own, 0.25 * own))
+    z = torch.linspace(-15, 15, 200_001, dtype=torch.float64)
+    mass = (-0.5 * z.square()).softmax(0)
+    logs = 0.3 + 0.5 * (0.4 + variance**0.5 * z)
+    values = logs.exp() - 2.0 if positive else 2.0 + 0.7 * logs.sinh()
+    centre = mass @ values
+    assert math.isclose(float(moments.mean), float(centre), rel_tol=1e-9)
+    assert math.isclose(float(moments.variance), float(mass @ (values - centre).square()), rel_tol=1e-9)
     assert math.isclose(float(moments.epistemic), 0.25 * float(moments.variance))
+
+
+@pytest.mark.parametrize("positive", [True, False])
+def test_moments_far_from_all_rows_are_finite(positive: bool) -> None:
+    far = torch.tensor([[1e6, -1e6]], dtype=torch.float64)
+    moments = Warp(positive, 2.0, 1.0, 0.3, 0.5).moments(Moments(far, far.square(), 0.5 * far.square()))
+    assert all(bool(torch.isfinite(moment).all()) for moment in moments)
+
+
+def test_rounding_is_that_of_usual_targets() -> None:
+    whole = torch.arange(200, dtype=torch.float64) % 10
+    odd = torch.cat([whole, torch.tensor([3.5, 7.25, 7.25])])
+    halves = torch.cat([whole, whole[:50] + 0.5])
+    for column, step in ((whole, 1.0), (odd, 1.0), (halves, 0.5), (normal("real", 50), 0.0), (torch.ones(9), 0.0)):
+        assert float(rounding(column.unsqueeze(1))) == pytest.approx(step / math.sqrt(12.0))
+
+
+def test_scores_are_of_targets_in_their_own_units() -> None:
+    x, y, _ = uneven(60)
+    standard = fit_automatic(x, y, "regression", seconds=SMALL)
+    in_units = fit_automatic(x, y, "regression", seconds=SMALL, mean=(30.0,), scale=(5.0,))
+    gaps = [a.log_density - b.log_density for a, b in zip(standard.scores, in_units.scores, strict=True)]
+    assert gaps == pytest.approx([math.log(5.0)] * len(gaps))
+    assert f"{in_units.scores[0].log_density:.3f}" in in_units.sentence
+
+
+@pytest.mark.parametrize("by", ["groups", "times"])
+def test_rows_that_depend_on_each_other_choose_hyper_parameters_by_fold(
+    by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row of a scored group has a say in the process that scores it, however many rows there are."""
+    x, y, _ = uneven(90)
+    settled = list[Tensor]()
+    settle = GaussianProcess.settled
+
+    def watched(self: GaussianProcess, *effort: Any) -> GaussianProcess:
+        settled.append(self.inputs)
+        return settle(self, *effort)
+
+    monkeypatch.setattr("posterity.estimators.candidates.FEW", 0)
+    monkeypatch.setattr(GaussianProcess, "settled", watched)
+    numbers = torch.arange(90) // 30
+    fit_automatic(x, y, "regression", seconds=SMALL, **{by: numbers.tolist()})
+    apart = [rows for rows in settled if rows.shape[1] == 2 and len(rows) < 90]
+    assert len(apart) == (3 if by == "groups" else 2)
+    assert {len(rows) for rows in apart} == ({60} if by == "groups" else {30, 60})
+
+
+def test_few_columns_are_selected_of_many() -> None:
+    """Five that matter, one of them by its square, among 200; copies and constants are no second column."""
+    x = normal("many", 120, 200)
+    y = x[:, :4].sum(1, keepdim=True) + x[:, 4:5].square() + 0.5 * normal("noise", 120, 1)
+    x[:, 5], x[:, 6] = x[:, 0], 3.0
+    basis = selected_columns(x, y, torch.ones(120))
+    chosen = set(basis.argmax(0).tolist())
+    assert {1, 2, 3, 4} <= chosen
+    assert len(chosen & {0, 5}) == 1
+    assert 6 not in chosen
+    assert len(chosen) <= 7
+    torch.testing.assert_close(basis.sum(0), torch.ones(len(chosen), dtype=torch.float64))
+    twice = torch.cat([torch.arange(120), torch.arange(30)])
+    heavier = torch.ones(120).index_fill(0, torch.arange(30), 2.0)
+    assert torch.equal(selected_columns(x[twice], y[twice], torch.ones(150)), selected_columns(x, y, heavier))
+    assert selected_columns(x, torch.ones(120, 1), torch.ones(120)).shape == (200, 1)
+
+
+def test_wide_tables_have_a_process_of_few_columns() -> None:
+    x = normal("wide x", 150, 100)
+    y = x[:, :3].sum(1, keepdim=True) + 0.3 * normal("wide noise", 150, 1)
+    model = fit_automatic(x[:100], y[:100], "regression", seconds=SMALL)
+    name = "smooth Gaussian process by few columns"
+    best = max(model.scores, key=lambda score: score.log_density if score.name in model.fits else -math.inf)
+    assert best.name == name
+    assert float((model.predict(x[100:]).mean - y[100:]).square().mean()) < 0.2  # noise alone: 0.09
 
 
 def test_wide_tables_go_by_principal_components() -> None:

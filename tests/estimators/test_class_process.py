@@ -104,6 +104,13 @@ def test_separable_rows_have_a_mode() -> None:
     assert bool(((moments.mean > 0) == (gp.inputs[:, :1] > 0)).all())
 
 
+def test_classes_that_a_plane_separates_do_not_drive_the_slope_to_its_bound() -> None:
+    x = normal("plane", 60, 10)
+    start = ClassProcess.of(False, x, (x.sum(1, keepdim=True) > 0).double(), torch.ones(60))
+    settled = start.settled(60, 60, Key(0))
+    assert 1.0 < float(settled.values[11] - start.values[11]) < 4.0  # 4.6 of 5 by the evidence alone
+
+
 def test_evidence_finds_the_column_that_matters() -> None:
     x = normal("many", 300, 3)
     y = ((2.0 * x[:, :1]).sin() + 0.3 * normal("noise", 300, 1) > 0).double()
