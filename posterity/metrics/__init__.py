@@ -26,7 +26,7 @@ from posterity.metrics.decisions import (
     risk_coverage,
 )
 from posterity.metrics.importance import PermutationImportance, permutation_importance
-from posterity.metrics.ranking import auroc, average_precision, balanced_accuracy
+from posterity.metrics.ranking import auroc, average_precision, balanced_accuracy, out_of_distribution_auroc
 from posterity.metrics.scores import (
     accuracy,
     agreement,
@@ -35,7 +35,6 @@ from posterity.metrics.scores import (
     gibbs_negative_log_likelihood,
     mean_absolute_error,
     negative_log_likelihood,
-    out_of_distribution_auroc,
     r_squared,
     root_mean_squared_error,
     total_variation,
