@@ -14,6 +14,8 @@ from posterity.numerics.random import Key
 from posterity.predictive.predictive import Predictive
 
 Arguments = ParamSpec("Arguments")
+Uncertainty = Callable[[Predictive], Tensor]
+"""A number for each row or label of a predictive, larger where it is less certain: `lambda pred: pred.epistemic`."""
 
 
 class RowMetric(Protocol[Arguments]):
@@ -117,6 +119,18 @@ def regression(metric: str, pred: Predictive, y: Tensor, instead: str) -> Tensor
     if pred.classifies:
         raise TypeError(f"{metric} needs a regression predictive. Got {type(pred).__name__}. Use {instead}.")
     return scored(metric, pred, y)
+
+
+def ranked(metric: str, pred: Predictive, uncertainty: Uncertainty) -> Tensor:
+    """Return the uncertainty of each row or label in one vector, float64 on the CPU; raise BadData where it is none."""
+    values = torch.as_tensor(uncertainty(pred)).double().cpu()
+    labels = pred.probs[:, 0].numel() if pred.classifies else len(pred)
+    if values.numel() not in (labels, len(pred)) or not len(values.shape) or bool(values.isnan().any()):
+        raise BadData(
+            f"{metric}: uncertainty must give a number for each of {len(pred)} rows, or for each label. "
+            f"Got {shown(values)}."
+        )
+    return values.reshape(-1)
 
 
 def whole_number(name: str, value: object, least: int = 1) -> None:
