@@ -85,7 +85,7 @@ def _conditional_entropy(probs: Tensor, known: Configurations) -> Tensor:
 def _extended(known: Configurations, probs: Tensor, rows: list[int], most: int, key: Key) -> Configurations:
     """Add the label of the last of `rows`: to all configurations while these are at most `most`, else by draws."""
     draws, _, classes = probs.shape
-    logs = probs.log()[:, rows[-1]]  # (S, C)
+    logs = probs[:, rows[-1]].log()  # (S, C)
     if known.source is None and len(known.logs) * classes <= most:
         every = (known.logs.unsqueeze(1) + logs.T).reshape(-1, draws)
         weights = every.logsumexp(1).exp() / draws

@@ -4,6 +4,7 @@ Distributions of targets are in `predictive`.
 """
 
 from posterity.posteriors.dropout import Dropout, MaskMixture, enumerated
+from posterity.posteriors.functions import Functions
 from posterity.posteriors.gaussian import Gaussian, Linearized, continued
 from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.point import Point
@@ -13,6 +14,7 @@ from posterity.posteriors.samples import Samples
 
 __all__ = [
     "Dropout",
+    "Functions",
     "Gaussian",
     "Linearized",
     "MaskMixture",
