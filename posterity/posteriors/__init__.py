@@ -3,6 +3,7 @@
 Distributions of targets are in `predictive`.
 """
 
+from posterity.posteriors.calibrated import Calibrated, with_targets
 from posterity.posteriors.dropout import Dropout, MaskMixture, enumerated
 from posterity.posteriors.functions import Functions
 from posterity.posteriors.gaussian import Gaussian, Linearized, continued
@@ -13,6 +14,7 @@ from posterity.posteriors.propagated import Propagated
 from posterity.posteriors.samples import Samples
 
 __all__ = [
+    "Calibrated",
     "Dropout",
     "Functions",
     "Gaussian",
@@ -26,4 +28,5 @@ __all__ = [
     "continued",
     "default_integrator",
     "enumerated",
+    "with_targets",
 ]

@@ -17,6 +17,7 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.numerics.brief import brief
 from posterity.numerics.random import Key
+from posterity.posteriors.calibrated import Calibrated
 from posterity.posteriors.functions import Evaluation, of_parts
 from posterity.posteriors.point import Point
 from posterity.posteriors.posterior import Posterior, Prediction, WeightPart
@@ -95,6 +96,8 @@ class Mixture(Posterior):
         for component in given:
             if not isinstance(component, Posterior):
                 raise TypeError(f"Mixture.posteriors must be a list of posteriors. Got {shown(component)} in it.")
+            if isinstance(component, Calibrated):
+                raise TypeError("Mixture.posteriors must not be calibrated: calibrate the mixture, by Calibrated.fit.")
         shares = checked_weights("Mixture.weights", self.weights, len(given)).tolist()
         flat = [pair for component, share in zip(given, shares, strict=True) for pair in _expanded(component, share)]
         object.__setattr__(self, "posteriors", tuple(component for component, _ in flat))
