@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from posterity import (
+        acquisition,
         curvature,
         datasets,
         diagnostics,
@@ -69,6 +70,7 @@ __all__ = [
     "Joint",
     "Key",
     "Tempering",
+    "acquisition",
     "as_data",
     "continued",
     "curvature",

@@ -26,7 +26,14 @@ from posterity.metrics.decisions import (
     risk_coverage,
 )
 from posterity.metrics.importance import PermutationImportance, permutation_importance
-from posterity.metrics.ranking import auroc, average_precision, balanced_accuracy
+from posterity.metrics.ranking import (
+    auroc,
+    average_precision,
+    balanced_accuracy,
+    out_of_distribution_auroc,
+    out_of_distribution_average_precision,
+    out_of_distribution_fpr,
+)
 from posterity.metrics.scores import (
     accuracy,
     agreement,
@@ -35,7 +42,6 @@ from posterity.metrics.scores import (
     gibbs_negative_log_likelihood,
     mean_absolute_error,
     negative_log_likelihood,
-    out_of_distribution_auroc,
     r_squared,
     root_mean_squared_error,
     total_variation,
@@ -70,6 +76,8 @@ __all__ = [
     "mean_cost",
     "negative_log_likelihood",
     "out_of_distribution_auroc",
+    "out_of_distribution_average_precision",
+    "out_of_distribution_fpr",
     "permutation_importance",
     "r_squared",
     "reliability",

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.errors import BadData, shown
-from posterity.metrics.scores import classification, labelled, mean_over_rows, per_row, scored
+from posterity.errors import shown
+from posterity.metrics.scores import Uncertainty, classification, labelled, mean_over_rows, per_row, ranked, scored
 from posterity.predictive.predictive import Predictive
 
 
@@ -97,7 +97,7 @@ def _costs(costs: Any, classes: int) -> Tensor:
 class RiskCoverage:
     """What abstaining gains: `risk` (N,) among the surest rows that are answered, by their share `coverage` (N,).
 
-    The risk is the error rate of classes, or the root mean squared error.
+    Of labels at positions N counts labels. The risk is the error rate of classes, or the root mean squared error.
     """
 
     coverage: Tensor
@@ -115,11 +115,13 @@ class RiskCoverage:
         return float(self.risk[max(0, math.ceil(coverage * len(self.risk) - 1e-9) - 1)])
 
 
-def risk_coverage(pred: Predictive, y: Tensor) -> RiskCoverage:
-    """The risk-coverage curve: rows are answered from the surest on.
+def risk_coverage(pred: Predictive, y: Tensor, uncertainty: Uncertainty | None = None) -> RiskCoverage:
+    """The risk-coverage curve: rows are answered from the surest on; of labels at positions, each by itself.
 
     The sureness is the largest class probability, or the standard deviation (mean over outputs) of a number: the
-    smaller, the surer. Rows that are equally sure share their mean loss, so that their order does not matter.
+    smaller, the surer. `uncertainty` ranks them otherwise, by a number for each row or label, such as
+    `lambda pred: pred.epistemic`. Rows that are equally sure share their mean loss, so that their order does not
+    matter.
 
     **References**: El-Yaniv and Wiener (2010), On the foundations of noise-free selective classification; Geifman and
     El-Yaniv (2017), Selective classification for deep neural networks.
@@ -130,19 +132,21 @@ def risk_coverage(pred: Predictive, y: Tensor) -> RiskCoverage:
     >>> curve.at(0.5), curve.at(1.0)
     (0.0, 0.5)
     """
-    targets = scored("risk_coverage", pred, y)
     if pred.classifies:
-        if pred.probs.dim() > 2:
-            raise BadData(f"risk_coverage needs one label a row. Got probabilities {tuple(pred.probs.shape)}.")
-        sure, answer = pred.probs.double().max(1)
-        losses = (answer != targets).double()
+        probs, labels = labelled("risk_coverage", pred, y)
+        sure, answer = probs.max(1)
+        losses, unsure = (answer != labels).double().cpu(), -sure.cpu()
     else:
-        sure = -pred.std.double().reshape(len(pred), -1).mean(1)
-        losses = (targets - pred.mean).double().square().reshape(len(pred), -1).mean(1)
-    ordered, order = (-sure.cpu()).sort(stable=True)
+        targets = scored("risk_coverage", pred, y)
+        losses = (targets - pred.mean).double().square().reshape(len(pred), -1).mean(1).cpu()
+        unsure = pred.std.double().reshape(len(pred), -1).mean(1).cpu()
+    if uncertainty is not None:
+        unsure = ranked("risk_coverage", pred, uncertainty)
+        unsure = unsure.repeat_interleave(len(losses) // len(unsure))  # of a row, for each of its labels
+    ordered, order = unsure.sort(stable=True)
     group = torch.searchsorted(ordered, ordered)  # the first row that is equally sure
     counts = torch.bincount(group)
-    shared = torch.bincount(group, losses.cpu()[order]) / counts
+    shared = torch.bincount(group, losses[order]) / counts
     answered = torch.arange(1, len(order) + 1, dtype=torch.float64, device="cpu")
     risk = shared[group].cumsum(0) / answered
     return RiskCoverage(answered / len(order), risk if pred.classifies else risk.sqrt())

@@ -1,11 +1,13 @@
-"""Scores of classes that do not depend on a threshold or on the frequencies: AUROC, average precision, recall."""
+"""Scores of an order: AUROC, average precision and recall of classes, detection of foreign inputs."""
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from posterity.metrics.scores import labelled, with_row_weights
+from posterity.errors import BadData, shown
+from posterity.metrics.scores import Uncertainty, labelled, ranked, with_row_weights
 from posterity.predictive.predictive import Predictive
 
 
@@ -61,6 +63,108 @@ def balanced_accuracy(pred: Predictive, y: Tensor, weights: Tensor) -> Tensor:
     of_class = torch.nn.functional.one_hot(labels, probs.shape[1]).double()  # (R, C)
     recall = (weights * right) @ of_class / (weights @ of_class)  # 0 / 0 where a class has no rows
     return recall.nanmean(1)
+
+
+def out_of_distribution_auroc(inside: Predictive, outside: Predictive, uncertainty: Uncertainty | None = None) -> float:
+    """Probability that an out-of-distribution input has a less certain prediction; ties count half.
+
+    **Math**: the area under the receiver operating characteristic of the predictive entropy of a label, or of the
+    predictive standard deviation of numbers (the geometric mean over several), as a detector H:
+    mean over pairs of 1[H_out > H_in] + 1[H_out = H_in] / 2. 1 is perfect, 1/2 is chance. Exact, by ranks.
+    `uncertainty` is another detector, such as `lambda pred: pred.epistemic`: a number for each row or label, larger
+    where the prediction is less certain.
+
+    **Limit**: entropy does not tell a label that is noisy from one that is unknown. Inputs far from a border of
+    classes look certain to a network whose logits grow, so that values below 1/2 are usual for point estimates.
+
+    **Cost**: O(N log N).
+
+    **References**: Hendrycks and Gimpel (2017), A baseline for detecting misclassified and out-of-distribution
+    examples.
+
+    >>> from posterity.predictive import ClassPredictive
+    >>> inside = ClassPredictive(torch.tensor([[0.9, 0.1], [0.8, 0.2]]))
+    >>> outside = ClassPredictive(torch.tensor([[0.5, 0.5], [0.2, 0.8]]))
+    >>> out_of_distribution_auroc(inside, outside)  # (1 + 1 + 1 + 1/2) / 4
+    0.875
+    """
+    low, high = _detected("out_of_distribution_auroc", inside, outside, uncertainty)
+    low = low.sort().values
+    below, upto = torch.searchsorted(low, high), torch.searchsorted(low, high, right=True)
+    return float((below + upto).double().mean()) / (2.0 * len(low))
+
+
+def out_of_distribution_average_precision(
+    inside: Predictive, outside: Predictive, uncertainty: Uncertainty | None = None
+) -> float:
+    """Average precision of the detector of `out_of_distribution_auroc`, foreign inputs being those to detect (AUPR).
+
+    **Limit**: chance is the share of foreign rows, so values of different shares do not compare. Exchange the sides
+    and change the sign of the uncertainty for the AUPR of the usual inputs.
+
+    **References**: Hendrycks and Gimpel (2017), section 2.
+
+    >>> from posterity.predictive import ClassPredictive
+    >>> inside = ClassPredictive(torch.tensor([[0.9, 0.1], [0.6, 0.4]]))
+    >>> out_of_distribution_average_precision(inside, ClassPredictive(torch.tensor([[0.3, 0.7]])))  # second of three
+    0.5
+    """
+    low, high = _detected("out_of_distribution_average_precision", inside, outside, uncertainty)
+    foreign = torch.arange(len(low) + len(high), device="cpu") >= len(low)
+    weights = torch.ones(1, len(foreign), dtype=torch.float64, device="cpu")
+    return float(_precision(torch.cat([low, high]), foreign, weights))
+
+
+def out_of_distribution_fpr(
+    inside: Predictive, outside: Predictive, accepted: float = 0.95, uncertainty: Uncertainty | None = None
+) -> float:
+    """Share of foreign inputs that pass where at least the share `accepted` of the usual inputs does (FPR at 95 % TPR).
+
+    **Math**: share of outside rows with H <= h, h the smallest uncertainty with H <= h in the share `accepted` of the
+    inside rows, and H as in `out_of_distribution_auroc`. 0 is perfect, `accepted` is chance.
+
+    **Limit**: usual inputs are the positives here, as in Liang et al.; some authors take the foreign ones.
+
+    **References**: Liang, Li and Srikant (2018), Enhancing the reliability of out-of-distribution image detection.
+
+    >>> from posterity.predictive import ClassPredictive
+    >>> inside = ClassPredictive(torch.tensor([[0.9, 0.1], [0.6, 0.4]]))
+    >>> out_of_distribution_fpr(inside, ClassPredictive(torch.tensor([[0.3, 0.7], [0.5, 0.5]])))
+    0.5
+    """
+    if isinstance(accepted, bool) or not isinstance(accepted, (int, float)) or not 0.0 < accepted <= 1.0:
+        raise ValueError(
+            f"out_of_distribution_fpr: accepted must be a share above 0 and at most 1. Got {shown(accepted)}."
+        )
+    low, high = _detected("out_of_distribution_fpr", inside, outside, uncertainty)
+    threshold = low.sort().values[math.ceil(accepted * len(low) - 1e-9) - 1]
+    return float((high <= threshold).double().mean())
+
+
+def _detected(
+    metric: str, inside: Predictive, outside: Predictive, uncertainty: Uncertainty | None
+) -> tuple[Tensor, Tensor]:
+    """The uncertainty of each row or label inside and outside, on the CPU."""
+    for pred in (inside, outside):
+        if not len(pred):
+            raise BadData(f"{metric} needs at least one row on either side. Got none. Check the data.")
+    if inside.classifies != outside.classifies:
+        raise TypeError(f"{metric} needs labels on both sides, or numbers on both. Got one of each.")
+    if uncertainty is not None:
+        return ranked(metric, inside, uncertainty), ranked(metric, outside, uncertainty)
+    score = _entropy if inside.classifies else _log_std
+    return score(inside), score(outside)
+
+
+def _entropy(pred: Predictive) -> Tensor:
+    """Entropy of each label, (R,), summed in sorted order: the same bits for any order of the classes."""
+    entropy: Tensor = torch.special.entr(pred.probs.double().movedim(1, -1)).sort(-1).values.sum(-1)
+    return entropy.reshape(-1).cpu()
+
+
+def _log_std(pred: Predictive) -> Tensor:
+    """Log standard deviation of each row, (N,), the mean over its numbers."""
+    return pred.std.double().log().reshape(len(pred), -1).mean(1).cpu()
 
 
 def _labels(metric: str, pred: Predictive, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:

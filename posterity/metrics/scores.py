@@ -1,4 +1,4 @@
-"""Scores of predictions (accuracy, Brier, errors, CRPS, NLL, agreement, AUROC), and the checks all metrics share."""
+"""Scores of predictions (accuracy, Brier, errors, CRPS, NLL, agreement), and the checks all metrics share."""
 
 import functools
 import inspect
@@ -14,6 +14,8 @@ from posterity.numerics.random import Key
 from posterity.predictive.predictive import Predictive
 
 Arguments = ParamSpec("Arguments")
+Uncertainty = Callable[[Predictive], Tensor]
+"""A number for each row or label of a predictive, larger where it is less certain: `lambda pred: pred.epistemic`."""
 
 
 class RowMetric(Protocol[Arguments]):
@@ -117,6 +119,18 @@ def regression(metric: str, pred: Predictive, y: Tensor, instead: str) -> Tensor
     if pred.classifies:
         raise TypeError(f"{metric} needs a regression predictive. Got {type(pred).__name__}. Use {instead}.")
     return scored(metric, pred, y)
+
+
+def ranked(metric: str, pred: Predictive, uncertainty: Uncertainty) -> Tensor:
+    """Return the uncertainty of each row or label in one vector, float64 on the CPU; raise BadData where it is none."""
+    values = torch.as_tensor(uncertainty(pred)).double().cpu()
+    labels = pred.probs[:, 0].numel() if pred.classifies else len(pred)
+    if values.numel() not in (labels, len(pred)) or not len(values.shape) or bool(values.isnan().any()):
+        raise BadData(
+            f"{metric}: uncertainty must give a number for each of {len(pred)} rows, or for each label. "
+            f"Got {shown(values)}."
+        )
+    return values.reshape(-1)
 
 
 def whole_number(name: str, value: object, least: int = 1) -> None:
@@ -335,46 +349,3 @@ def _both(metric: str, pred: Predictive, reference: Tensor) -> tuple[Tensor, Ten
         )
     some_rows(metric, pred)
     return by_label(pred.probs), by_label(reference)
-
-
-def out_of_distribution_auroc(inside: Predictive, outside: Predictive) -> float:
-    """Probability that an out-of-distribution input has a less certain prediction; ties count half.
-
-    **Math**: the area under the receiver operating characteristic of the predictive entropy of a label, or of the
-    predictive standard deviation of numbers (the geometric mean over several), as a detector H:
-    mean over pairs of 1[H_out > H_in] + 1[H_out = H_in] / 2. 1 is perfect, 1/2 is chance. Exact, by ranks.
-
-    **Limit**: entropy does not tell a label that is noisy from one that is unknown. Inputs far from a border of
-    classes look certain to a network whose logits grow, so that values below 1/2 are usual for point estimates.
-
-    **Cost**: O(N log N).
-
-    **References**: Hendrycks and Gimpel (2017), A baseline for detecting misclassified and out-of-distribution
-    examples.
-
-    >>> from posterity.predictive import ClassPredictive
-    >>> inside = ClassPredictive(torch.tensor([[0.9, 0.1], [0.8, 0.2]]))
-    >>> outside = ClassPredictive(torch.tensor([[0.5, 0.5], [0.2, 0.8]]))
-    >>> out_of_distribution_auroc(inside, outside)  # (1 + 1 + 1 + 1/2) / 4
-    0.875
-    """
-    for pred in (inside, outside):
-        if not len(pred):
-            raise BadData("out_of_distribution_auroc needs at least one row on either side. Got none. Check the data.")
-    if inside.classifies != outside.classifies:
-        raise TypeError("out_of_distribution_auroc needs labels on both sides, or numbers on both. Got one of each.")
-    score = _entropy if inside.classifies else _log_std
-    low, high = score(inside).sort().values, score(outside)
-    below, upto = torch.searchsorted(low, high), torch.searchsorted(low, high, right=True)
-    return float((below + upto).double().mean()) / (2.0 * len(low))
-
-
-def _entropy(pred: Predictive) -> Tensor:
-    """Entropy of each label, (R,), summed in sorted order: the same bits for any order of the classes."""
-    entropy: Tensor = torch.special.entr(pred.probs.double().movedim(1, -1)).sort(-1).values.sum(-1)
-    return entropy.reshape(-1).cpu()
-
-
-def _log_std(pred: Predictive) -> Tensor:
-    """Log standard deviation of each row, (N,), the mean over its numbers."""
-    return pred.std.double().log().reshape(len(pred), -1).mean(1).cpu()

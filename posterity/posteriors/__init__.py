@@ -3,7 +3,9 @@
 Distributions of targets are in `predictive`.
 """
 
+from posterity.posteriors.calibrated import Calibrated, with_targets
 from posterity.posteriors.dropout import Dropout, MaskMixture, enumerated
+from posterity.posteriors.functions import Functions
 from posterity.posteriors.gaussian import Gaussian, Linearized, continued
 from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.point import Point
@@ -12,7 +14,9 @@ from posterity.posteriors.propagated import Propagated
 from posterity.posteriors.samples import Samples
 
 __all__ = [
+    "Calibrated",
     "Dropout",
+    "Functions",
     "Gaussian",
     "Linearized",
     "MaskMixture",
@@ -24,4 +28,5 @@ __all__ = [
     "continued",
     "default_integrator",
     "enumerated",
+    "with_targets",
 ]

@@ -14,6 +14,7 @@ from posterity.model.network import Buffers
 from posterity.model.problem import Problem
 from posterity.numerics.dropout import KeyedMasks
 from posterity.numerics.random import Key
+from posterity.posteriors.functions import Evaluation
 from posterity.posteriors.posterior import Posterior
 from posterity.predictive import GaussianPredictive
 
@@ -84,14 +85,25 @@ class Dropout(Posterior):
             raise TypeError("Dropout.sample must run the network. Make the posterior with an example row of inputs.")
         return masked_weights(self.joint.network, self.theta, self.example, draws, key or Key(0))
 
+    def drawn_functions(self, draws: int, key: Key) -> Evaluation:
+        """Functions with one mask each, whether or not rows share the masks of `outputs`."""
+        assert isinstance(self.joint, Joint)
+        network, theta, buffers = self.joint.network, self.theta, self.buffers or None
+
+        def evaluate(inputs: Inputs, numbers: Tensor) -> Tensor:
+            known = dropout_sites(network, inputs)
+            masks = [own[numbers.to(own.device)] for own in mask_numbers(known, draws, key, theta.device)]
+            return outputs_under(network, theta, inputs, buffers, masks, known)
+
+        return evaluate
+
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         self._alone()
         assert isinstance(self.joint, Joint)
         network, theta, buffers = self.joint.network, self.theta, self.buffers or None
         known = dropout_sites(network, inputs)
         if self.one_mask_a_draw:
-            numbers = mask_numbers(known, draws, key, theta.device)
-            return outputs_under(network, theta, inputs, buffers, numbers, known)
+            return self.drawn_functions(draws, key)(inputs, torch.arange(draws, device="cpu"))
         result = []
         for draw in range(draws):
             masks = KeyedMasks(key.fold(draw), known.sites, shared=False)

@@ -21,6 +21,7 @@ from posterity.model.network import Buffers
 from posterity.model.problem import Problem
 from posterity.numerics.brief import brief
 from posterity.numerics.random import Key
+from posterity.posteriors.functions import Evaluation
 from posterity.posteriors.posterior import Posterior, WeightPart
 from posterity.precisions.dense import Dense
 from posterity.precisions.diagonal import Diagonal
@@ -150,6 +151,10 @@ class Gaussian(Posterior):
         """R/2 log(2 pi e) - logdet / 2, in nats."""
         return 0.5 * (self.precision.size * math.log(2.0 * math.pi * math.e) - self.precision.logdet)
 
+    def drawn_functions(self, draws: int, key: Key) -> Evaluation:
+        weights = self.sample(draws, key)
+        return lambda inputs, numbers: self._outputs_at(weights[numbers.to(weights.device)], inputs)
+
     def _moved(self, deviations: Tensor) -> Tensor:
         """Weights (s, P) from deviations (s, R), which may be overwritten."""
         index = self.joint.random_indices
@@ -160,20 +165,20 @@ class Gaussian(Posterior):
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """One forward pass per draw; on a GPU, which a small pass leaves idle, one pass for several draws."""
         self._alone()
+        blocks = self._blocks(draws, key, self.mean, reuse=not torch.is_grad_enabled())  # a graph keeps them
+        return torch.cat([self._outputs_at(self._moved(deviations), inputs) for deviations in blocks])
+
+    def _outputs_at(self, weights: Tensor, inputs: Inputs) -> Tensor:
+        """Outputs (s, N, *event) at weights (s, P)."""
         assert isinstance(self.joint, Joint)
         joint, buffers = self.joint, self.buffers or None
         numbers = sum(value.numel() for value in named_tensors(inputs).values())
         rows = AT_ONCE.get(joint.device.type, 1) // max(1, num_rows(inputs))
         together = max(1, min(rows, NUMBERS_AT_ONCE // max(1, numbers)))
-        parts: list[Tensor] = []
-        for deviations in self._blocks(draws, key, self.mean, reuse=not torch.is_grad_enabled()):  # a graph keeps them
-            weights = self._moved(deviations)
-            if together == 1:
-                parts.append(torch.stack([joint.outputs(theta, inputs, buffers) for theta in weights]))
-            else:
-                members = torch.split(weights, together)
-                parts += [joint.outputs(theta, inputs, buffers).clone() for theta in members]  # may alias the weights
-        return torch.cat(parts)
+        if together == 1:
+            return torch.stack([joint.outputs(theta, inputs, buffers) for theta in weights])
+        members = torch.split(weights, together)
+        return torch.cat([joint.outputs(theta, inputs, buffers).clone() for theta in members])  # may alias the weights
 
 
 def gaussian(joint: Joint, module: nn.Module, precisions: Mapping[Tensor, Tensor]) -> Gaussian:
@@ -291,9 +296,17 @@ class Linearized(OfGaussian):
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """Outputs of linear functions with weight draws that all rows share, (S, N, *event)."""
-        deviations = self.gaussian.deviations(draws, key, self.gaussian.mean.dtype)  # (S, R)
+        return self._outputs_at(self.gaussian.deviations(draws, key, self.gaussian.mean.dtype), inputs)
+
+    def drawn_functions(self, draws: int, key: Key) -> Evaluation:
+        """Linear functions, with the weights that `outputs` draws under the key."""
+        deviations = self.gaussian.deviations(draws, key, self.gaussian.mean.dtype)
+        return lambda inputs, numbers: self._outputs_at(deviations[numbers.to(deviations.device)], inputs)
+
+    def _outputs_at(self, deviations: Tensor, inputs: Inputs) -> Tensor:
+        """Outputs (s, N, *event) of the linear functions with deviations (s, R)."""
         parts = [
-            outputs + shift.reshape(draws, *outputs.shape)
+            outputs + shift.reshape(len(deviations), *outputs.shape)
             for outputs, shift in _by_rows(self._pieces(inputs), lambda jacobian: jacobian.products(deviations))
         ]
         return torch.cat(parts, dim=1)

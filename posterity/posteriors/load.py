@@ -14,9 +14,11 @@ from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Network
 from posterity.model.problem import Problem
+from posterity.posteriors.calibrated import PREFIX, Calibrated
 from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.posterior import Posterior
 from posterity.precisions.precision import Precision
+from posterity.predictive import Scaling
 from posterity.storage import Part, RunFolder, decode, references
 from posterity.storage.schema import AGAIN, check_fields, check_names, check_tensor, hints, reading, same_form
 
@@ -36,6 +38,8 @@ def load(path: str | os.PathLike[str], model: nn.Module | Density) -> Posterior:
 
 def posterior_of(part: Part, model: nn.Module | Density, where: str, name: str = "posterior") -> Posterior:
     """Read the posterior in the part `name` of the run folder `where`; see `load`."""
+    if "scaling" in part.config:
+        return _calibrated(part, model, where, name)
     kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
     is_density = "density" in _components(part)[0]
     if is_density and not isinstance(model, Density):
@@ -47,6 +51,19 @@ def posterior_of(part: Part, model: nn.Module | Density, where: str, name: str =
         if "mixture" not in part.config:
             return _read(dict(part.config), dict(part.tensors), problem, part.older)
         return _mixture(part, problem)
+
+
+def _calibrated(part: Part, model: nn.Module | Density, where: str, name: str) -> Posterior:
+    with reading(f"Run folder {where}: part {name!r}"):
+        check_names("The calibrated posterior", list(part.config), ["scaling", "of"])
+        own = {key: tensor for key, tensor in part.tensors.items() if key.startswith(f"{PREFIX}.")}
+        check_names("The scaling", sorted(own), sorted(references(part.config["scaling"])))
+        scaling = decode(part.config["scaling"], own)
+        inside = part.config["of"]
+        if not isinstance(scaling, Scaling) or not isinstance(inside, dict) or "scaling" in inside:
+            raise BadFolder(f"The calibrated posterior must hold a scaling and a posterior. {AGAIN}")
+    tensors = {key: tensor for key, tensor in part.tensors.items() if key not in own}
+    return Calibrated(posterior_of(Part(inside, tensors, part.older), model, where, name), scaling)
 
 
 def _components(part: Part) -> Sequence[Mapping[str, Any]]:
@@ -152,7 +169,7 @@ def _kind(name: object) -> type[Posterior]:
     known: dict[str, type[Posterior]] = {
         name: kind
         for name, kind in vars(import_module("posterity.posteriors")).items()
-        if isinstance(kind, type) and issubclass(kind, Posterior) and kind not in (Posterior, Mixture)
+        if isinstance(kind, type) and issubclass(kind, Posterior) and kind not in (Posterior, Mixture, Calibrated)
     }
     if not isinstance(name, str) or name not in known:
         raise BadFolder(f"{unknown('posterior', str(name), known)} Upgrade posterity, or save the run again.")

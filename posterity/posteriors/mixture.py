@@ -17,6 +17,8 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.numerics.brief import brief
 from posterity.numerics.random import Key
+from posterity.posteriors.calibrated import Calibrated
+from posterity.posteriors.functions import Evaluation, of_parts
 from posterity.posteriors.point import Point
 from posterity.posteriors.posterior import Posterior, Prediction, WeightPart
 from posterity.predictive import Predictive, mixed
@@ -94,6 +96,8 @@ class Mixture(Posterior):
         for component in given:
             if not isinstance(component, Posterior):
                 raise TypeError(f"Mixture.posteriors must be a list of posteriors. Got {shown(component)} in it.")
+            if isinstance(component, Calibrated):
+                raise TypeError("Mixture.posteriors must not be calibrated: calibrate the mixture, by Calibrated.fit.")
         shares = checked_weights("Mixture.weights", self.weights, len(given)).tolist()
         flat = [pair for component, share in zip(given, shares, strict=True) for pair in _expanded(component, share)]
         object.__setattr__(self, "posteriors", tuple(component for component, _ in flat))
@@ -153,6 +157,16 @@ class Mixture(Posterior):
     def log_density(self, theta: Tensor) -> Tensor:
         each = torch.stack([component.log_density(theta) for component in self.posteriors])
         return (each + self.shares.log().to(each).unsqueeze(-1)).logsumexp(0)
+
+    def drawn_functions(self, draws: int, key: Key) -> Evaluation:
+        """Functions of the components, as many of each as `sample` draws, in its order."""
+        counts = self._counts(draws, key)
+        parts = [
+            (component.drawn_functions(count, key.fold(index)), count)
+            for index, (component, count) in enumerate(zip(self.posteriors, counts, strict=True))
+            if count
+        ]
+        return of_parts(parts, key.fold("order").permutation(draws, "cpu"))
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """Draws of all components in their order, (S, N, *event)."""

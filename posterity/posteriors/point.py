@@ -13,6 +13,7 @@ from posterity.model.module import copied
 from posterity.model.network import Buffers
 from posterity.model.problem import Problem
 from posterity.numerics.random import Key
+from posterity.posteriors.functions import Evaluation
 from posterity.posteriors.posterior import Posterior, WeightPart
 
 
@@ -83,6 +84,13 @@ class Point(Posterior):
 
     def prediction_draws(self, draws: int | None, share: float = 1.0) -> int:
         return 1
+
+    def drawn_functions(self, draws: int, key: Key) -> Evaluation:
+        def evaluate(inputs: Inputs, numbers: Tensor) -> Tensor:
+            outputs = self.outputs(inputs, 1, key)
+            return outputs.expand(len(numbers), *outputs.shape[1:])
+
+        return evaluate
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         self._alone()

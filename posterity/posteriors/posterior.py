@@ -25,6 +25,7 @@ from posterity.model.tempering import Tempering
 from posterity.numerics.brief import brief, brief_module
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
+from posterity.posteriors.functions import Evaluation, Functions
 from posterity.predictive import (
     ClassPredictive,
     Exact,
@@ -144,6 +145,31 @@ class Posterior(ABC):
     def output_blocks(self, inputs: Inputs, draws: int, key: Key) -> Iterator[Tensor]:
         """Yield the draws of `outputs` in blocks (s, N, *event); by default all in one."""
         yield self.outputs(inputs, draws, key)
+
+    def functions(self, draws: int, key: Key | None = None) -> Functions:
+        """Draw whole functions, each with its own weights (or dropout mask) at all inputs and in all calls.
+
+        Thompson sampling maximises one of them: `f = q.functions(1, key)[0]`, then `x[f(x).argmax()]`. The weights of
+        all draws are kept. Without a key it is `Key(0)`: the same functions each time.
+        """
+        positive_whole("functions: draws", draws)
+        self._alone()
+        if not isinstance(self.joint, Joint):
+            raise TypeError("functions: a Density has no inputs. Use draws(n) for its parameters.")
+        evaluation = self.drawn_functions(draws, key or Key(0))
+
+        def evaluate(inputs: object, numbers: Tensor, batch_size: int) -> Tensor:
+            enabled = torch.is_grad_enabled() and _requires_grad(inputs)
+            with torch.inference_mode(False), torch.set_grad_enabled(enabled):
+                return torch.cat([evaluation(part, numbers) for part, _, _ in self._chunks(inputs, batch_size)], 1)
+
+        return Functions(evaluate, torch.arange(draws, device="cpu"))
+
+    def drawn_functions(self, draws: int, key: Key) -> Evaluation:
+        """The function that evaluates the draws of `functions`; by default those of `outputs` under the key."""
+        if not self.ties_rows:
+            raise TypeError(f"functions: {type(self).__name__} draws outputs row by row, not functions of all rows.")
+        return lambda inputs, numbers: self.outputs(inputs, draws, key)[numbers.to(self.joint.device)]
 
     def likelihood(self, draws: int, key: Key) -> Likelihood:
         """The likelihood of `draws` draws of `outputs` under the key: by default the joint's for all of them."""

@@ -9,6 +9,7 @@ from posterity.model.batch import Inputs
 from posterity.model.joint import Joint
 from posterity.model.problem import Problem
 from posterity.numerics.random import Key
+from posterity.posteriors.functions import Evaluation
 from posterity.posteriors.gaussian import Gaussian, OfGaussian
 from posterity.posteriors.moments import forward, relu_chain
 
@@ -45,6 +46,9 @@ class Propagated(OfGaussian):
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         return self.gaussian.outputs(inputs, draws, key)
+
+    def drawn_functions(self, draws: int, key: Key) -> Evaluation:
+        return self.gaussian.drawn_functions(draws, key)
 
     def output_moments(
         self, inputs: Inputs, *, marginal: bool = False, memory_budget: int | None = None

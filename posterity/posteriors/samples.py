@@ -16,6 +16,7 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.problem import Problem
 from posterity.numerics.random import Key
+from posterity.posteriors.functions import Evaluation
 from posterity.posteriors.point import Point
 from posterity.posteriors.posterior import Posterior, WeightPart
 
@@ -177,13 +178,27 @@ class Samples(Posterior):
     def sample(self, draws: int, key: Key | None = None) -> Tensor:
         """Draws (draws, P) chosen at random, without replacement where there are enough; raw noise included."""
         self._alone()
-        key = key or Key(0)
+        return self.theta[self._random(draws, key or Key(0))].to(self.joint.device)
+
+    def drawn_functions(self, draws: int, key: Key) -> Evaluation:
+        """Functions at the draws that `sample` chooses, each with its own buffers."""
+        chains, iterations = self._random(draws, key)
+
+        def evaluate(inputs: Inputs, numbers: Tensor) -> Tensor:
+            assert isinstance(self.joint, Joint)
+            blocks = self._blocks(chains[numbers], iterations[numbers], max(1, TOGETHER // max(1, num_rows(inputs))))
+            return torch.cat([_outputs(self.joint, theta, inputs, buffers) for theta, buffers in blocks])
+
+        return evaluate
+
+    def _random(self, draws: int, key: Key) -> tuple[Tensor, Tensor]:
+        """Chains and iterations (S,) of draws at random."""
         total = self.num_chains * self.num_draws
         if draws <= total:
             chosen = key.permutation(total, "cpu")[:draws]
         else:
             chosen = torch.randint(total, (draws,), generator=key.generator("cpu"), device="cpu")
-        return self.theta[chosen // self.num_draws, chosen % self.num_draws].to(self.joint.device)
+        return chosen // self.num_draws, chosen % self.num_draws
 
     def likelihood(self, draws: int, key: Key) -> Likelihood:
         """The joint's likelihood; where the noise was sampled, with the noise of each draw of `outputs`."""

@@ -25,7 +25,7 @@ from posterity.predictive.normals import NormalsPredictive
 from posterity.predictive.predictive import Predictive
 from posterity.predictive.probit import LaplaceBridge, Probit, ProbitPhi, laplace_bridge, probit_kappa
 from posterity.predictive.quadrature import probit_phi, sigmoid_gaussian, softmax_gaussian
-from posterity.predictive.temperature_scaling import TemperatureScaling
+from posterity.predictive.scaling import Scaling, TemperatureScaling, VectorScaling
 
 __all__ = [
     "AffinePredictive",
@@ -48,8 +48,10 @@ __all__ = [
     "ProbitPhi",
     "Quantiles",
     "Residual",
+    "Scaling",
     "Studentised",
     "TemperatureScaling",
+    "VectorScaling",
     "from_blocks",
     "from_outputs",
     "joint_gaussian",

@@ -141,7 +141,7 @@ class ClassPredictive(Predictive):
         weights = weights.to(parts[0]._probs.device, torch.float64)
         probs = torch.einsum("k,k...->...", weights, torch.stack([part._probs.double() for part in parts]))
         pred = cls(probs, shared=all(part._shared for part in parts))
-        if all(part._splits for part in parts):
+        if all(part.splits for part in parts):
             pred._aleatoric = cache(
                 lambda: sum(w * part.aleatoric for w, part in zip(weights.tolist(), parts, strict=True))
             )
@@ -241,7 +241,7 @@ class ClassPredictive(Predictive):
         return pred
 
     @property
-    def _splits(self) -> bool:
+    def splits(self) -> bool:
         """Whether the entropy can be split into aleatoric and epistemic."""
         return self._aleatoric is not None or self._log_draws is not None
 
@@ -282,7 +282,7 @@ class ClassPredictive(Predictive):
                 f"Got {len(known)} of {len(parts)} parts with draws, {sorted(sizes)} of them."
             )
         pred = ClassPredictive(torch.cat([part._probs for part in parts]), shared=all(part._shared for part in parts))
-        if all(part._splits for part in parts) and any(part._aleatoric is not None for part in parts):
+        if all(part.splits for part in parts) and any(part._aleatoric is not None for part in parts):
             pred._aleatoric = cache(lambda: torch.cat([part.aleatoric for part in parts]))
         pred._log_draws = torch.cat(known, dim=1) if known else None
         pred._shares = self._shares

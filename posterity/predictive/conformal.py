@@ -3,7 +3,7 @@
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple, final
@@ -298,7 +298,8 @@ class ConformalSets(Conformal):
     **Limit**: coverage as for `ConformalIntervals`. By default u = 0 for new rows: sets then depend on nothing but the
     row, cover somewhat more, and are never empty with one model, nor with K equal folds at a level from 1 - 1 / K up.
     With a key u is drawn: coverage is below level + 1 / (n + 1), and sets of very sure rows may be empty; give each
-    call its own key. Conditional coverage is not guaranteed.
+    call its own key. Conditional coverage is not guaranteed. Labels at positions (pixels, tokens) are alike within a
+    row: rows count as groups, so that no bound is proved (`order` becomes "group").
 
     **Cost**: O(N K C log n), and a sort of the classes.
 
@@ -336,31 +337,35 @@ class ConformalSets(Conformal):
         """Score calibration rows, u drawn by the key (`Key(0)` if None): one predictive, or one of each fold."""
         _check_penalty(penalty, free)
         models, ys = _paired("ConformalSets.fit", predictives, labels, classifies=True)
-        uniform = (key or Key(0)).fold("calibration").uniform((sum(map(len, models)),), torch.float64, "cpu")
-        parts = zip(models, ys, torch.split(uniform, [len(pred) for pred in models]), strict=True)
+        if order == "random" and any(pred.probs.dim() > 2 for pred in models):
+            order = "group"
+        probs = [_by_label(pred.probs) for pred in models]
+        uniform = (key or Key(0)).fold("calibration").uniform((sum(map(len, probs)),), torch.float64, "cpu")
+        parts = zip(models, probs, ys, torch.split(uniform, [len(own) for own in probs]), strict=True)
         scores = [
-            _class_scores(pred.probs, u, penalty, free).gather(1, pred.check(y).cpu().unsqueeze(1)).squeeze(1)
-            for pred, y, u in parts
+            _class_scores(own, u, penalty, free).gather(1, pred.check(y).cpu().reshape(-1, 1)).squeeze(1)
+            for pred, own, y, u in parts
         ]
-        return cls(torch.cat(scores), _numbers(models), order, penalty, free)
+        return cls(torch.cat(scores), _numbers(probs), order, penalty, free)
 
     def sets(
         self, predictives: Predictive | Sequence[Predictive], level: float = 0.9, key: Key | None = None
     ) -> Tensor:
-        """Which classes are in the set of each row, (N, C) bool, from the predictives of each fold model."""
+        """Which classes are in the set of each label, (N, C, *positions) bool, from the predictives of fold models."""
         models = self._models(predictives)
         probs = models[0].probs
         if self._few(level):
             return torch.ones_like(probs, dtype=torch.bool)
-        count = len(probs)
+        count, classes = probs[:, 0].numel(), probs.shape[1]
         uniform = torch.zeros(count, dtype=torch.float64, device="cpu")
         if key is not None:
             uniform = key.fold("sets").uniform((count,), torch.float64, "cpu")
-        below = torch.zeros(probs.shape, dtype=torch.int64, device="cpu")
+        below = torch.zeros(count, classes, dtype=torch.int64, device="cpu")
         for number, pred in enumerate(models):
             own = self.scores[self.fold == number].cpu().sort().values
-            below += torch.searchsorted(own, _class_scores(pred.probs, uniform, self.penalty, self.free))
-        return (below < self.rank(level)).to(probs.device)
+            below += torch.searchsorted(own, _class_scores(_by_label(pred.probs), uniform, self.penalty, self.free))
+        inside = (below < self.rank(level)).to(probs.device)
+        return inside.reshape(len(probs), *probs.shape[2:], classes).movedim(-1, 1)
 
 
 def _listed(values: Any) -> list[Any]:
@@ -378,14 +383,15 @@ def _paired(name: str, predictives: Any, targets: Any, *, classifies: bool) -> t
             raise TypeError(f"{name} needs predictives of {kind}. Got {shown(pred)}.")
         if not len(pred):
             raise BadData(f"{name} needs at least one row in each fold. Got none. Hold out some rows.")
-        if classifies and pred.probs.dim() > 2:
-            raise BadData(
-                f"{name} needs one label a row, (N, C). Got {tuple(pred.probs.shape)}. Flatten the positions."
-            )
     return models, ys
 
 
-def _numbers(models: Sequence[Predictive]) -> Tensor:
+def _by_label(probs: Tensor) -> Tensor:
+    """Probabilities (N, C, *positions) as (R, C), a row for each label."""
+    return probs.movedim(1, -1).reshape(-1, probs.shape[1])
+
+
+def _numbers(models: Sequence[Sized]) -> Tensor:
     """The number of the model of each row, (n,)."""
     sizes = torch.tensor([len(pred) for pred in models], device="cpu")
     return torch.arange(len(models), device="cpu").repeat_interleave(sizes)

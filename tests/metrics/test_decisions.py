@@ -111,6 +111,25 @@ def test_abstention_of_numbers_goes_by_the_standard_deviation() -> None:
     assert curve.at(0.5) == pytest.approx(float(y[half].square().mean().sqrt()))
 
 
+def test_risk_coverage_of_labels_at_positions_and_by_another_uncertainty() -> None:
+    draws = drawn.normal(Key(5), 6, 10, 3, 4).softmax(2)
+    pred = ClassPredictive(draws.mean(0), draws)
+    labels = drawn.normal(Key(6), 10, 3, 4).argmax(1)
+    flat = ClassPredictive(pred.probs.movedim(1, -1).reshape(-1, 3))
+    assert torch.equal(risk_coverage(pred, labels).risk, risk_coverage(flat, labels.flatten()).risk)
+    curve = risk_coverage(pred, labels, lambda pred: pred.epistemic)
+    wrong = (pred.probs.argmax(1) != labels).double().flatten().cpu()
+    order = pred.epistemic.flatten().cpu().argsort()
+    naive = [float(wrong[order[:kept]].mean()) for kept in range(1, 41)]
+    assert curve.risk.tolist() == pytest.approx(naive)
+    assert curve.area == pytest.approx(sum(naive) / 40)  # AURC
+    by_row = risk_coverage(pred, labels, lambda pred: pred.epistemic.sum(1))  # all labels of a row are equally sure
+    order = pred.epistemic.sum(1).cpu().argsort()
+    assert by_row.at(0.5) == pytest.approx(float(wrong.reshape(10, 4)[order[:5]].mean()))
+    with pytest.raises(BadData, match="for each of 10 rows"):
+        risk_coverage(pred, labels, lambda pred: pred.probs)
+
+
 def test_rows_that_are_equally_sure_do_not_depend_on_their_order() -> None:
     pred = ClassPredictive(torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.4, 0.6], [0.6, 0.4]], dtype=torch.float64))
     labels = torch.tensor([0, 1, 1, 0])

@@ -1,5 +1,6 @@
 """Detection of foreign inputs, and closeness to reference predictions."""
 
+import drawn
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,9 +8,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posterity.errors import BadData
-from posterity.metrics import agreement, out_of_distribution_auroc, total_variation
+from posterity.metrics import (
+    agreement,
+    out_of_distribution_auroc,
+    out_of_distribution_average_precision,
+    out_of_distribution_fpr,
+    total_variation,
+)
 from posterity.numerics.random import Key
-from posterity.predictive import ClassPredictive, GaussianPredictive
+from posterity.predictive import ClassPredictive, GaussianPredictive, Predictive
 
 shares = st.lists(st.integers(1, 4), min_size=3, max_size=3)
 
@@ -48,6 +55,51 @@ def test_auroc_of_numbers_goes_by_their_standard_deviation() -> None:
 
     assert out_of_distribution_auroc(numbers(1.0, 3.0), numbers(2.0, 4.0)) == 0.75
     assert out_of_distribution_auroc(numbers(0.0, 0.0), numbers(0.0)) == 0.5  # a point estimate tells nothing
+
+
+@pytest.mark.parametrize("digits", [1, 9])  # many ties, and none
+@pytest.mark.parametrize("accepted", [0.5, 0.9, 0.95, 1.0])
+def test_detection_against_scikit_learn(digits: int, accepted: float) -> None:
+    from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+
+    inside, outside = drawn.normal(Key(1), 70, 3), 0.5 * drawn.normal(Key(2), 90, 3)
+    known, foreign = (ClassPredictive(logits.softmax(-1)) for logits in (inside, outside))
+
+    def rounded(pred: Predictive) -> Tensor:
+        return (pred.entropy * 10**digits).round()
+
+    scores = torch.cat([rounded(known), rounded(foreign)]).cpu().numpy()
+    is_foreign = [0] * 70 + [1] * 90
+    assert out_of_distribution_auroc(known, foreign, rounded) == pytest.approx(roc_auc_score(is_foreign, scores))
+    precision = average_precision_score(is_foreign, scores)
+    assert out_of_distribution_average_precision(known, foreign, rounded) == pytest.approx(precision, abs=1e-12)
+    fpr, tpr, _ = roc_curve([1 - label for label in is_foreign], -scores, drop_intermediate=False)
+    expected = fpr[(tpr >= accepted - 1e-9).argmax()]
+    assert out_of_distribution_fpr(known, foreign, accepted, rounded) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_detector_is_the_entropy_unless_another_is_given() -> None:
+    draws = drawn.normal(Key(3), 5, 40, 3).softmax(-1)
+    pred = ClassPredictive(draws.mean(0), draws)
+    inside, outside = pred.rows(slice(0, 20)), pred.rows(slice(20, 40))
+    for metric in (out_of_distribution_auroc, out_of_distribution_average_precision, out_of_distribution_fpr):
+        usual, entropy, information = (
+            metric(inside, outside, **given)
+            for given in ({}, {"uncertainty": lambda p: p.entropy}, {"uncertainty": lambda p: p.epistemic})
+        )
+        assert usual == pytest.approx(entropy)
+        assert usual != information
+
+
+def test_detection_of_labels_at_positions_and_bad_settings() -> None:
+    probs = drawn.normal(Key(4), 4, 3, 5).softmax(1)
+    pred, flat = ClassPredictive(probs), ClassPredictive(probs.movedim(1, -1).reshape(-1, 3))
+    assert out_of_distribution_fpr(pred, pred, 0.5) == out_of_distribution_fpr(flat, flat, 0.5) == 0.5
+    for accepted in (0.0, 1.1, True, "0.95"):
+        with pytest.raises(ValueError, match="must be a share above 0"):
+            out_of_distribution_fpr(pred, pred, accepted)  # type: ignore[arg-type]
+    with pytest.raises(BadData, match="uncertainty must give a number for each of 4 rows"):
+        out_of_distribution_fpr(pred, pred, uncertainty=lambda pred: pred.probs)
 
 
 def test_auroc_needs_one_kind_of_target_and_rows() -> None:

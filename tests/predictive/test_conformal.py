@@ -224,6 +224,26 @@ def test_sets_cover(wrong: bool) -> None:
     assert float(torch.stack(plain).mean()) > share
 
 
+def test_labels_at_positions_are_sets_of_their_own_and_rows_are_groups() -> None:
+    probs = (2.0 * drawn.normal(Key(3), 30, 3, 2, 4)).softmax(1)
+    labels = drawn.labels_of(probs.movedim(1, -1), Key(4))
+    pred, flat = ClassPredictive(probs), ClassPredictive(probs.movedim(1, -1).reshape(-1, 3))
+    sets, alike = ConformalSets.fit(pred, labels), ConformalSets.fit(flat, labels.flatten())
+    assert torch.equal(sets.scores, alike.scores)
+    for key in (None, Key(5)):
+        members = sets.sets(pred, 0.8, key)
+        assert members.shape == probs.shape
+        assert torch.equal(members.movedim(1, -1).reshape(-1, 3), alike.sets(flat, 0.8, key))
+    assert (sets.order, alike.order) == ("group", "random")
+    assert sets.least_coverage(0.9) == 0.0
+    assert "of new groups" in sets.guarantee(0.9)
+    halves = [pred.rows(slice(0, 15)), pred.rows(slice(15, 30))]
+    folds_of_two = ConformalSets.fit(halves, [labels[:15], labels[15:]])
+    assert folds_of_two.fold.tolist() == [0] * 120 + [1] * 120
+    inside = folds_of_two.sets([pred, pred], 0.8).gather(1, labels.unsqueeze(1))
+    assert float(inside.double().mean()) >= 0.8
+
+
 def test_one_box_for_several_targets() -> None:
     """Together, all three targets of a row are covered at the level; each by itself, only each."""
     problems, level = 400, 0.8
