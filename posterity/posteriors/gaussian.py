@@ -1,6 +1,7 @@
 """Gaussian posteriors over weights: sampled, through the linearised network, or as the prior of new data."""
 
 import dataclasses
+import glob
 import math
 import sys
 from abc import abstractmethod
@@ -17,7 +18,7 @@ from posterity.curvature.survey import survey
 from posterity.jacobians.jacobian import Jacobian
 from posterity.model.batch import Inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
-from posterity.model.network import Buffers
+from posterity.model.network import Buffers, Network
 from posterity.model.problem import Problem
 from posterity.numerics.brief import brief
 from posterity.numerics.random import Key
@@ -365,7 +366,8 @@ def continued(joint: Joint, posterior: Posterior) -> Joint:
     """Return the problem `joint` of new data with the posterior of earlier data as its prior.
 
     - `joint`: the network, likelihood and number of rows of the new data; its prior is replaced.
-    - `posterior`: a Gaussian over all weights of the same network, from `Laplace` or `Conjugate`.
+    - `posterior`: a Gaussian over weights of the same network, from `Laplace` or `Conjugate`. Tensors that are points
+      in it (all but the last layer, perhaps) are frozen where it has them.
 
     Start the next run there, too: `infer(MAP(...), joint, data, start=posterior)`. A tempered posterior is not
     changed; the tempering of `joint` acts on it as on any prior.
@@ -388,10 +390,26 @@ def continued(joint: Joint, posterior: Posterior) -> Joint:
         )
     if not isinstance(gaussian.joint, Joint):
         raise TypeError("continued: the posterior of a Density is not one over a network's weights.")
-    if gaussian.joint.random_indices is not None:
+    index, names = gaussian.joint.random_indices, set(gaussian.joint.network.layout.names)
+    if index is None and not names < set(joint.network.layout.names):
+        return dataclasses.replace(joint, prior=Correlated(gaussian.mean, gaussian.precision))
+    mean = gaussian.mean if index is None else gaussian.mean[..., index]
+    network, prior = _part(joint.network, gaussian), Correlated(mean, gaussian.precision)
+    return dataclasses.replace(joint, network=network, prior=prior, random="*")
+
+
+def _part(network: Network, gaussian: Gaussian) -> Network:
+    """The network over the tensors that are random in the posterior, with the others frozen at its mean."""
+    joint = gaussian.joint.as_joint("continued")
+    gaussian._alone()
+    names = [part.name for part in joint.random_slices]
+    if sum(part.size for part in joint.random_slices) != joint.num_random:
         raise ValueError(
-            f"continued: the posterior must be over all {gaussian.joint.num_weights} weights. Got one over "
-            f"{gaussian.precision.size} of them, the others being points. Use Laplace with subset=AllWeights(), and a "
-            "joint with random='*'."
+            f"continued: the posterior must be over whole tensors. Got one over {joint.num_random} single weights. Use "
+            "Laplace with subset=AllWeights(), LastLayer() or Matching('...')."
         )
-    return dataclasses.replace(joint, prior=Correlated(gaussian.mean, gaussian.precision))
+    known = {**joint.network.frozen, **joint.network.layout.unflatten(gaussian.mean)}
+    part = network.with_weights(*map(glob.escape, names))
+    frozen = {name: known[name].to(part.device) for name in part.frozen}
+    buffers = {name: b.to(part.device) for name, b in {**joint.network.buffers, **gaussian.buffers}.items()}
+    return part.replace(frozen=frozen, buffers=buffers)
