@@ -4,18 +4,20 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posterity.likelihoods.likelihood import Likelihood
-from posterity.model.batch import Inputs
+from posterity.model.batch import Inputs, as_inputs, map_inputs
 from posterity.model.dropout_sites import dropout_sites, mask_numbers, masked_weights, outputs_under
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.problem import Problem
 from posterity.numerics.dropout import KeyedMasks
 from posterity.numerics.random import Key
+from posterity.posteriors.point import problem_of
 from posterity.posteriors.posterior import Posterior
 from posterity.predictive import GaussianPredictive
+from posterity.priors.prior import Prior
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -52,6 +54,35 @@ class Dropout(Posterior):
     example: Inputs | None = None  # a row of zeros in the form of the inputs, for `sample`
 
     tensor_shapes: ClassVar[dict[str, str]] = {"theta": "mP"}
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        likelihood: Likelihood,
+        *,
+        prior: Prior | None = None,
+        num_data: int = 1,
+        one_mask_a_draw: bool = True,
+        example: Inputs | None = None,
+    ) -> "Dropout":
+        """Return Monte Carlo dropout of a module that was trained elsewhere, by its own dropout layers.
+
+        `example`, rows of inputs, shows at once that the module drops, and is needed by `sample`. Predictions need
+        neither the prior nor the number of rows.
+
+        >>> from posterity.likelihoods import Categorical
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 20), torch.nn.Dropout(0.2), torch.nn.Linear(20, 3))
+        >>> Dropout.of(net, Categorical()).predict(torch.ones(4, 2), draws=50).epistemic.shape
+        torch.Size([4])
+        """
+        joint = problem_of("Dropout.of", module, likelihood, prior, num_data)
+        if example is not None:
+            example = map_inputs(lambda tensor: tensor.to(joint.device), as_inputs(example))
+            dropout_sites(joint.network, example)  # raises where nothing drops
+            example = map_inputs(lambda tensor: torch.zeros_like(tensor[:1]), example)
+        theta = joint.network.initial.clone()
+        return cls(joint, theta, joint.starting_buffers(theta), one_mask_a_draw, example)
 
     @property
     def num_members(self) -> int | None:

@@ -7,13 +7,30 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.batch import Inputs
 from posterity.model.joint import Joint
 from posterity.model.module import copied
-from posterity.model.network import Buffers
+from posterity.model.network import Buffers, Network
 from posterity.model.problem import Problem
 from posterity.numerics.random import Key
+from posterity.options import LEFT_OUT
 from posterity.posteriors.posterior import Posterior, WeightPart
+from posterity.priors.normal import Normal
+from posterity.priors.prior import Prior
+
+
+def problem_of(
+    owner: str, network: nn.Module | Network, likelihood: Likelihood, prior: Prior | None, num_data: int
+) -> Joint:
+    """The problem of a network that was trained elsewhere, whose likelihood must be known; `owner` is for messages."""
+    joint = Joint(network, likelihood, Normal() if prior is None else prior, num_data)
+    if likelihood.chosen == LEFT_OUT or likelihood.num_free:
+        raise ValueError(
+            f"{owner}: the noise must be given, since no fit chooses it. Got {likelihood}. Give the error of the "
+            "network on rows that it was not trained on: Gaussian(scale=float((y - net(x)).square().mean().sqrt()))."
+        )
+    return joint
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,6 +63,18 @@ class Point(Posterior):
     buffers: Buffers = field(default_factory=dict)
 
     tensor_shapes: ClassVar[dict[str, str]] = {"theta": "mP"}
+
+    @classmethod
+    def of(cls, module: nn.Module, likelihood: Likelihood, *, prior: Prior | None = None, num_data: int = 1) -> "Point":
+        """Return the point at the weights of a module that was trained elsewhere; predictions need no prior.
+
+        >>> from posterity.likelihoods import Categorical
+        >>> Point.of(torch.nn.Linear(2, 3), Categorical()).predict(torch.zeros(5, 2)).probs.shape
+        torch.Size([5, 3])
+        """
+        joint = problem_of("Point.of", module, likelihood, prior, num_data)
+        theta = joint.network.initial.clone()
+        return cls(joint, theta, joint.starting_buffers(theta))
 
     @property
     def num_members(self) -> int | None:
