@@ -201,7 +201,8 @@ def infer(
       chains to begin at; None: the method's own start, mostly the module's own weights.
     - `validation`: data on which the negative log-likelihood is recorded during the run.
     - `seed`: seed, data and method determine every number of the run.
-    - `checkpoint`: a folder in which the run is stored; the same call resumes an interrupted run, bit for bit.
+    - `checkpoint`: a folder in which the run is stored; the same call resumes an interrupted run, bit for bit, and one
+      with more steps goes on where that is well defined (see `Checkpoint`).
     - `callbacks`: see `posterity.inference.callbacks`, `EarlyStopping` among them. A function of the run is called
       after every step.
     - `accelerate`: "auto" records the step as a CUDA graph where device and method allow; "off" never does.

@@ -239,6 +239,10 @@ class Ensemble(Method):
         # Where no member is left the loss is not finite, and the run stops.
         return EnsembleState(members, held, alive), {**info, "loss": torch.where(alive.any(), held, loss)}
 
+    def shortened(self, length: int) -> tuple[Method, str] | None:
+        inner = self.method.shortened(length)
+        return None if inner is None else (replace(self, method=inner[0]), inner[1])
+
     def finished(self, state: EnsembleState) -> str:
         """Why all members that are still finite may stop."""
         if self._together:
