@@ -7,8 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,8 @@ from posterity.inference.callbacks import Callback
 from posterity.inference.identity import refuse_other
 from posterity.inference.method import Method
 from posterity.inference.run import Run, Trace, check_kept, check_loss
-from posterity.likelihoods import Likelihood
-from posterity.priors import Prior
-from posterity.storage import Part, RunFolder, decode, flatten, forms, mapped, references, restore
+from posterity.model.joint import Joint
+from posterity.storage import Part, RunFolder, decode, flatten, forms, is_described, mapped, references, restore
 from posterity.storage.schema import AGAIN, check_fields, check_names, check_tensor, reading
 
 logger = logging.getLogger("posterity")
@@ -53,8 +52,8 @@ class Checkpoint:
             positive("Checkpoint.least", self.least, "or None")
 
 
-def stored_problem(checkpoint: Checkpoint) -> tuple[Prior, Likelihood] | None:
-    """The prior and likelihood of the run in a folder, whose scales it may have chosen; None where there is none."""
+def stored_problem(checkpoint: Checkpoint, joint: Joint) -> Joint | None:
+    """The joint with prior and likelihood of the run in a folder, whose scales it may have chosen; None without one."""
     folder = RunFolder(checkpoint.path)
     if not folder.exists() or "run" not in folder.parts():
         return None
@@ -62,7 +61,9 @@ def stored_problem(checkpoint: Checkpoint) -> tuple[Prior, Likelihood] | None:
     model, tensors = stored.config.get("model"), stored.tensors
     if not isinstance(model, dict) or "prior" not in model or "likelihood" not in model:
         return None
-    return cast(Prior, decode(model["prior"], tensors)), cast(Likelihood, decode(model["likelihood"], tensors))
+    parts = {name: model[name] for name in ("prior", "likelihood") if not is_described(model[name])}
+    changes: dict[str, Any] = {name: decode(part, tensors) for name, part in parts.items()}  # others are the user's
+    return replace(joint, **changes)
 
 
 _LENGTH = re.compile(r"\b(steps|draws)=(\d+)")

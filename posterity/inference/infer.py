@@ -274,10 +274,9 @@ def with_scales(
     """
     if not isinstance(joint, Joint) or not leaves_out(joint):
         return joint
-    begun = None if checkpoint is None else stored_problem(checkpoint)
+    begun = None if checkpoint is None else stored_problem(checkpoint, joint)
     if begun is not None:
-        prior, likelihood = begun
-        joint = with_scales_of(joint, dataclasses.replace(joint, prior=prior, likelihood=likelihood))
+        joint = with_scales_of(joint, begun)
         if not leaves_out(joint):
             return joint
     before = start.joint if isinstance(start, Posterior) and isinstance(start.joint, Joint) else None
