@@ -16,6 +16,7 @@ from posterity.numerics.dropout import KeyedMasks
 from posterity.numerics.random import Key
 from posterity.posteriors.point import problem_of
 from posterity.posteriors.posterior import Posterior
+from posterity.posteriors.standalone import Masks
 from posterity.predictive import GaussianPredictive
 from posterity.priors.prior import Prior
 
@@ -114,6 +115,19 @@ class Dropout(Posterior):
         if self.example is None:
             raise TypeError("Dropout.sample must run the network. Make the posterior with an example row of inputs.")
         return masked_weights(self.joint.network, self.theta, self.example, draws, key or Key(0))
+
+    def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
+        joint = self.joint.as_joint("module")
+        if not self.one_mask_a_draw:
+            raise TypeError(
+                "module: a mask for each row is not fixed. Make the posterior with one_mask_a_draw=True: rows have the "
+                "same distribution then."
+            )
+        if self.example is None:
+            raise TypeError("module: masks have the shape of a row. Make the posterior with an example row of inputs.")
+        known = dropout_sites(joint.network, self.example)
+        numbers = mask_numbers(known, self.prediction_draws(draws, share), key, self.theta.device)
+        return Masks(joint.network, joint.likelihood, self.theta, self.buffers, known, numbers)
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         self._alone()

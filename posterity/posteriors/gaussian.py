@@ -23,6 +23,7 @@ from posterity.model.problem import Problem
 from posterity.numerics.brief import brief
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior, WeightPart
+from posterity.posteriors.standalone import Draws, LastLayer, last_layer_of, module_at
 from posterity.precisions.dense import Dense
 from posterity.precisions.diagonal import Diagonal
 from posterity.precisions.low_rank import LowRank
@@ -157,6 +158,10 @@ class Gaussian(Posterior):
         if index is None:
             return deviations.add_(self.mean)
         return self.mean.expand(len(deviations), -1).clone().index_add_(1, index, deviations)
+
+    def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
+        joint, theta = self.joint.as_joint("module"), self.sample(self.prediction_draws(draws, share), key)
+        return Draws(joint.network, joint.likelihood, theta, self.buffers)
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """One forward pass per draw; on a GPU, which a small pass leaves idle, one pass for several draws."""
@@ -298,6 +303,23 @@ class Linearized(OfGaussian):
             for outputs, shift in _by_rows(self._pieces(inputs), lambda jacobian: jacobian.products(deviations))
         ]
         return torch.cat(parts, dim=1)
+
+    def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
+        """The last layer alone: derivatives in other weights are not traced for batches of any size."""
+        joint, gaussian = self.joint.as_joint("module"), self.gaussian
+        slices = joint.random_slices
+        head = last_layer_of(joint.network, [part.name for part in slices])
+        if head is None or sum(part.size for part in slices) != joint.num_random:
+            raise TypeError(
+                "module: a linearised posterior must be over a last linear or convolutional layer. Got one over other "
+                "weights, whose derivatives are not traced. Use Laplace(subset=LastLayer()), or "
+                "q.gaussian.module(draws=...), which draws weights of the network and often underfits."
+            )
+        theta = gaussian.sample(self.prediction_draws(draws, share), key)
+        views = joint.network.layout.unflatten(theta)
+        drawn = {part.name.rpartition(".")[2]: views[part.name] for part in slices}
+        module = module_at(joint.network, gaussian.mean, gaussian.buffers)
+        return LastLayer(joint.likelihood, module, head, drawn, gaussian.precision)
 
     def output_moments(
         self, inputs: Inputs, *, marginal: bool = False, memory_budget: int | None = None

@@ -19,6 +19,7 @@ from posterity.numerics.brief import brief
 from posterity.numerics.random import Key
 from posterity.posteriors.point import Point, problem_of
 from posterity.posteriors.posterior import Posterior, Prediction, WeightPart
+from posterity.posteriors.standalone import Mixed
 from posterity.predictive import Predictive, mixed
 from posterity.predictive.mixture import checked_weights
 from posterity.priors.normal import Normal
@@ -237,6 +238,11 @@ class Mixture(Posterior):
         between = away.square() if marginal else away.unsqueeze(-1) * away.unsqueeze(-2)
         spread = torch.stack([spread for _, spread in known]) + between
         return mean, torch.einsum("k,k...->...", shares, spread)
+
+    def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
+        each = enumerate(zip(self.posteriors, self.shares.tolist(), strict=True))
+        parts = [component.standalone(draws, share * own, key.fold(index)) for index, (component, own) in each]
+        return Mixed(parts, self.shares)
 
     def _predicted(self, inputs: object, wanted: Prediction) -> Predictive:
         """Mix the components' predictives, each of its share of the draws and of the memory for them."""

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.batch import Inputs
 from posterity.model.joint import Joint
-from posterity.model.module import copied
 from posterity.model.network import Buffers, Network
 from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 from posterity.options import LEFT_OUT
 from posterity.posteriors.posterior import Posterior, WeightPart
+from posterity.posteriors.standalone import Draws, module_at
 from posterity.priors.normal import Normal
 from posterity.priors.prior import Prior
 
@@ -92,19 +92,21 @@ class Point(Posterior):
     def point(self) -> Tensor:
         return self.theta
 
-    def module(self) -> nn.Module:
-        """A new module in evaluation mode with these weights, frozen ones and buffers, for use without posterity."""
+    def module(self, draws: int | None = None, *, seed: int = 0) -> nn.Module:
+        """A new module in evaluation mode with these weights, frozen ones and buffers, for use without posterity.
+
+        With `draws`, however many, the module of predictions: see `Posterior.module`.
+        """
+        if draws is not None:
+            return super().module(draws, seed=seed)
         self._alone()
         if not isinstance(self.joint, Joint):
             raise TypeError("Point.module needs the point of a Joint: a Density has no module.")
-        network = self.joint.network
-        module = copied(network.module).eval()  # a step may have left batch norm in training mode
-        own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        with torch.no_grad():
-            weights = network.layout.unflatten(self.theta)
-            for name, value in {**network.frozen, **network.buffers, **self.buffers, **weights}.items():
-                own[name].copy_(value)
-        return module
+        return module_at(self.joint.network, self.theta, self.buffers)
+
+    def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
+        joint = self.joint.as_joint("module")
+        return Draws(joint.network, joint.likelihood, self.theta.unsqueeze(0), self.buffers)
 
     def sample(self, draws: int, key: Key | None = None) -> Tensor:
         self._alone()

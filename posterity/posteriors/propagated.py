@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posterity.model.batch import Inputs
 from posterity.model.joint import Joint
@@ -11,6 +11,7 @@ from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 from posterity.posteriors.gaussian import Gaussian, OfGaussian
 from posterity.posteriors.moments import forward, relu_chain
+from posterity.posteriors.standalone import Propagation
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,6 +46,15 @@ class Propagated(OfGaussian):
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         return self.gaussian.outputs(inputs, draws, key)
+
+    def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
+        joint = self.joint.as_joint("module")
+        if joint.likelihood.link != "identity":
+            raise TypeError(
+                f"module: propagated moments are for Gaussian noise. Got {type(joint.likelihood).__name__}. Use "
+                "q.gaussian.module(draws=...), which draws weights."
+            )
+        return Propagation(joint.likelihood, relu_chain(joint.network), self.gaussian.mean, self.gaussian.variance)
 
     def output_moments(
         self, inputs: Inputs, *, marginal: bool = False, memory_budget: int | None = None
