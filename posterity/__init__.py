@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from posterity.numerics import Key
     from posterity.posteriors import continued
     from posterity.posteriors.load import load
+    from posterity.recipes.laplace import laplace
 
 __version__ = "0.1.0"
 
@@ -59,6 +60,7 @@ _MODULES = {
     "as_data": "model",
     "continued": "posteriors",
     "infer": "inference",
+    "laplace": "recipes.laplace",
     "load": "posteriors.load",
     "plan": "inference",
 }
@@ -82,6 +84,7 @@ __all__ = [
     "infer",
     "inference",
     "kernels",
+    "laplace",
     "likelihoods",
     "load",
     "methods",

@@ -226,7 +226,7 @@ def rounding(targets: Tensor) -> Tensor:
 
 
 def _least_gap(column: Tensor) -> Tensor:
-    values, counts = column.unique(return_counts=True)  # ascending
+    values, counts = torch.unique(column, return_counts=True)  # ascending
     if len(values) == len(column):
         return column.new_zeros(())
     frequent = counts.sort(descending=True).values

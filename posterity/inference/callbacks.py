@@ -3,9 +3,10 @@
 import math
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from posterity.errors import positive_whole
+from posterity.errors import positive_whole, shown
 from posterity.inference.run import Run
 from posterity.storage import clone
 
@@ -35,6 +36,35 @@ class Callback:
 
     def restore(self, state: Any) -> None:
         """Continue from a stored `state`."""
+
+
+class EachStep(Callback):
+    """Calls a function of the run after every step; it may set `run.stopped` to the reason to stop.
+
+    `infer(..., callbacks=[function])` makes one of each plain function.
+    """
+
+    def __init__(self, function: Callable[[Run], object]) -> None:
+        self._function = function
+
+    def after_step(self, run: Run) -> None:
+        self._function(run)
+
+
+def as_callbacks(given: object) -> list[Callback]:
+    """Return callbacks as they are, and plain functions of the run as callbacks; raises a TypeError for the rest."""
+    if not isinstance(given, Sequence):
+        raise TypeError(f"infer: callbacks must be a list of callbacks. Got {shown(given)}. Put it in a list.")
+    callbacks: list[Callback] = []
+    for callback in given:
+        if isinstance(callback, type) or not (isinstance(callback, Callback) or callable(callback)):
+            hint = f" Call it: {callback.__name__}()." if isinstance(callback, type) else ""
+            raise TypeError(
+                "infer: callbacks must be a list of callbacks, or of functions of the run. "
+                f"Got {shown(callback)} in it.{hint}"
+            )
+        callbacks.append(callback if isinstance(callback, Callback) else EachStep(callback))
+    return callbacks
 
 
 class Validation(Callback):

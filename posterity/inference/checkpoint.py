@@ -1,12 +1,14 @@
 """Checkpoints: the state of a run in a folder, from which an interrupted run resumes bit for bit."""
 
+import logging
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,17 +16,21 @@ from torch import Tensor
 from posterity.errors import BadFolder, Diverged, positive, positive_whole, shown
 from posterity.inference.callbacks import Callback
 from posterity.inference.identity import refuse_other
+from posterity.inference.method import Method
 from posterity.inference.run import Run, Trace, check_kept, check_loss
-from posterity.likelihoods import Likelihood
-from posterity.priors import Prior
-from posterity.storage import Part, RunFolder, decode, flatten, forms, mapped, references, restore
+from posterity.model.joint import Joint
+from posterity.storage import Part, RunFolder, decode, flatten, forms, is_described, mapped, references, restore
 from posterity.storage.schema import AGAIN, check_fields, check_names, check_tensor, reading
+
+logger = logging.getLogger("posterity")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """The folder of a run, and how often it is stored: every `steps` steps, every `seconds` seconds, or both.
 
+    The same call resumes the run. A call with more steps (or draws of SGLD and SGHMC) goes on after the last one, bit
+    for bit as a run of that length, where no schedule depends on the length; scales that were left out stay as chosen.
     The run is also stored at its end, if it took `least` seconds, and on Ctrl-C, after the current step. A state that
     is not finite (for an ensemble: finite in no member) is never stored: a run that diverges leaves its last good
     state.
@@ -46,8 +52,8 @@ class Checkpoint:
             positive("Checkpoint.least", self.least, "or None")
 
 
-def stored_problem(checkpoint: Checkpoint) -> tuple[Prior, Likelihood] | None:
-    """The prior and likelihood of the run in a folder, whose scales it may have chosen; None where there is none."""
+def stored_problem(checkpoint: Checkpoint, joint: Joint) -> Joint | None:
+    """The joint with prior and likelihood of the run in a folder, whose scales it may have chosen; None without one."""
     folder = RunFolder(checkpoint.path)
     if not folder.exists() or "run" not in folder.parts():
         return None
@@ -55,7 +61,12 @@ def stored_problem(checkpoint: Checkpoint) -> tuple[Prior, Likelihood] | None:
     model, tensors = stored.config.get("model"), stored.tensors
     if not isinstance(model, dict) or "prior" not in model or "likelihood" not in model:
         return None
-    return cast(Prior, decode(model["prior"], tensors)), cast(Likelihood, decode(model["likelihood"], tensors))
+    parts = {name: model[name] for name in ("prior", "likelihood") if not is_described(model[name])}
+    changes: dict[str, Any] = {name: decode(part, tensors) for name, part in parts.items()}  # others are the user's
+    return replace(joint, **changes)
+
+
+_LENGTH = re.compile(r"\b(steps|draws)=(\d+)")
 
 
 class Checkpointer:
@@ -90,9 +101,41 @@ class Checkpointer:
             if self.checkpoint.least is None:  # a folder that cannot be written is refused before the first step
                 self.folder.commit({"run": self._identity})
             return
-        refuse_other(self.checkpoint.path, self._identity, self.folder.read("run"))
+        stored = self.folder.read("run")
+        begun = self._shorter(run.method, stored.config.get("method"))
+        method = {} if begun is None else {"method": stored.config["method"]}
+        refuse_other(self.checkpoint.path, Part({**self._identity.config, **method}, self._identity.tensors), stored)
         with reading(f"Run folder {os.fspath(self.checkpoint.path)!r}: its checkpoint"):
             self._restore(run)
+        if begun is not None:
+            logger.info("The run in %r goes on after step %d.", os.fspath(self.checkpoint.path), run.step)
+            if run.step == begun:
+                run.trace.reopen(run.step)
+
+    def _shorter(self, method: Method, stored: object) -> int | None:
+        """Return the steps or draws of the stored method where it is this one with fewer of them; None else.
+
+        Raises BadFolder where its run is not the beginning of a run of this method.
+        """
+        now = repr(method)
+        for setting, number in _LENGTH.findall(stored) if isinstance(stored, str) and stored != now else ():
+            longer = any(kind == setting and int(own) > int(number) for kind, own in _LENGTH.findall(now))
+            shorter = method.shortened(int(number)) if longer else None
+            if shorter is None or repr(shorter[0]) != stored:
+                continue
+            reason = (
+                shorter[1]
+                or (self._callbacks and f"{next(iter(self._callbacks))} looks at other steps of a longer run")
+                or ""
+            )
+            if reason:
+                raise BadFolder(
+                    f"{os.fspath(self.checkpoint.path)!r} holds a run of {setting}={number}, which is not the "
+                    f"beginning of this one: {reason}. Start another run from its posterior, infer(..., start=q), in "
+                    "another folder, or delete this one to begin anew."
+                )
+            return int(number)
+        return None
 
     def _restore(self, run: Run) -> None:
         template = {

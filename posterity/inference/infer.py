@@ -8,17 +8,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from types import FrameType
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posterity.errors import shown
 from posterity.inference.acceleration import Acceleration, Stepper
-from posterity.inference.callbacks import Callback, ProgressBar, Validation
+from posterity.inference.callbacks import Callback, ProgressBar, Validation, as_callbacks
 from posterity.inference.checkpoint import Checkpoint, Checkpointer, last_good, stored_problem
 from posterity.inference.identity import identity
 from posterity.inference.kept import Kept, refuse_too_many
@@ -32,10 +32,11 @@ from posterity.model.scales import chosen_scales, leaves_out, with_scales_of
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
 
+Start: TypeAlias = Posterior | Tensor | Callable[[], nn.Module] | None
+"""What a run may start from."""
 
-def starting_point(
-    method: Method, joint: Problem, start: Posterior | Tensor | None, data: Data, key: Key
-) -> tuple[Problem, Tensor]:
+
+def starting_point(method: Method, joint: Problem, start: Start, data: Data, key: Key) -> tuple[Problem, Tensor]:
     """Return (joint, theta) to start from; theta (P,) or (M, P) is a new tensor, whose memory members may share.
 
     A posterior gives its weights by name (also the values of weights that the joint freezes), its buffers, and the
@@ -56,9 +57,28 @@ def starting_point(
         if isinstance(joint, Joint) and joint.likelihood.num_free and theta.shape[-1:] == (joint.num_weights,):
             free = joint.likelihood.free(theta)  # only weights are given: start the likelihood's parameters here
             theta = torch.cat([theta, free.expand(*theta.shape[:-1], -1)], dim=-1)
+    elif callable(start) and not isinstance(start, nn.Module):
+        theta = _from_factory(method, joint, start, key)
     else:
-        raise TypeError(f"start must be a Posterior, a tensor (P,) or (M, P), or None. Got {shown(start)}.")
+        hint = " Leave it out: the joint begins at its module's own weights." if isinstance(start, nn.Module) else ""
+        wanted = "a Posterior, a tensor (P,) or (M, P), a function that returns a new module, or None"
+        raise TypeError(f"start must be {wanted}. Got {shown(start)}.{hint}")
     return joint, _members(joint, theta, data)
+
+
+def _from_factory(method: Method, joint: Problem, factory: Callable[[], nn.Module], key: Key) -> Tensor:
+    """Return the method's own start, with the weights of a new module wherever it takes fresh weights or the module's.
+
+    Each call of the factory draws from generators that are seeded by the key of the member.
+    """
+    problem = joint.as_joint("start as a function", "Give theta (P,) or (M, P).")
+    theta = method.initial(dataclasses.replace(problem, network=problem.network.made_by(factory, key)), key)
+    if theta.dim() > 1 and len(theta) > 1 and torch.equal(theta[0], theta[1]):
+        raise ValueError(
+            "start: two calls of the function gave the same weights, so that members would be equal. Let it make a new "
+            "module at each call, with weights from torch's own generator, which is seeded for each member."
+        )
+    return theta
 
 
 def _same_dtype(joint: Problem, theta: Tensor) -> Tensor:
@@ -166,22 +186,25 @@ def infer(
     joint: Problem,
     data: object,
     *,
-    start: Posterior | Tensor | None = None,
+    start: Start = None,
     validation: object = None,
     seed: int = 0,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | Callable[[Run], object]] = (),
     progress: bool | None = None,
     accelerate: Acceleration = "auto",
 ) -> tuple[Posterior, Trace]:
     """Run `method` on the problem `joint` with `data`; returns the posterior and the trace of the run.
 
     - `data`: (inputs, targets[, weights]) tensors or arrays, a `Dataset`, a `DataLoader`; None for a `Density`.
-    - `start`: a Posterior, theta (P,) or (M, P); None: the method's own start, mostly the module's own weights.
+    - `start`: a Posterior, theta (P,) or (M, P), or a function that returns a new module at each call, for members and
+      chains to begin at; None: the method's own start, mostly the module's own weights.
     - `validation`: data on which the negative log-likelihood is recorded during the run.
     - `seed`: seed, data and method determine every number of the run.
-    - `checkpoint`: a folder in which the run is stored; the same call resumes an interrupted run, bit for bit.
-    - `callbacks`: see `posterity.inference.callbacks`; `EarlyStopping` among them.
+    - `checkpoint`: a folder in which the run is stored; the same call resumes an interrupted run, bit for bit, and one
+      with more steps goes on where that is well defined (see `Checkpoint`).
+    - `callbacks`: see `posterity.inference.callbacks`, `EarlyStopping` among them. A function of the run is called
+      after every step.
     - `accelerate`: "auto" records the step as a CUDA graph where device and method allow; "off" never does.
     - `progress`: whether to show a bar on standard error; None: if that is a terminal.
 
@@ -192,7 +215,8 @@ def infer(
     >>> bool(trace["loss"][-1] < trace["loss"][0])
     True
     """
-    _refuse_bad_arguments(method, joint, seed, callbacks)
+    _refuse_bad_arguments(method, joint, seed)
+    given = as_callbacks(callbacks)
     if accelerate not in get_args(Acceleration):
         raise ValueError(f"infer: accelerate must be 'auto' or 'off'. Got {shown(accelerate)}.")
     if torch.is_inference_mode_enabled():
@@ -214,7 +238,7 @@ def infer(
     state = method.init(joint, theta, key.fold("init"))
     validator = None if validation is None else Validator(joint, validation)
     run = Run(method, joint, len(feed), 0, state, validate=validator)
-    hooks = _hooks(callbacks, run, progress)
+    hooks = _hooks(given, run, progress)
     keeper = None
     expected = sum(step <= run.steps for step in method.traits.kept_steps)
     folder = None if checkpoint is None else checkpoint.path
@@ -250,10 +274,9 @@ def with_scales(
     """
     if not isinstance(joint, Joint) or not leaves_out(joint):
         return joint
-    begun = None if checkpoint is None else stored_problem(checkpoint)
+    begun = None if checkpoint is None else stored_problem(checkpoint, joint)
     if begun is not None:
-        prior, likelihood = begun
-        joint = with_scales_of(joint, dataclasses.replace(joint, prior=prior, likelihood=likelihood))
+        joint = with_scales_of(joint, begun)
         if not leaves_out(joint):
             return joint
     before = start.joint if isinstance(start, Posterior) and isinstance(start.joint, Joint) else None
@@ -298,16 +321,10 @@ def _loop(
             hook.end(run)
 
 
-def _refuse_bad_arguments(method: object, joint: object, seed: object, callbacks: object) -> None:
+def _refuse_bad_arguments(method: object, joint: object, seed: object) -> None:
     check_arguments("infer", method, joint)
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"infer: seed must be a whole number. Got {shown(seed)}.")
-    if not isinstance(callbacks, Sequence):
-        raise TypeError(f"infer: callbacks must be a list of callbacks. Got {shown(callbacks)}. Put it in a list.")
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            hint = f" Call it: {callback.__name__}()." if isinstance(callback, type) else ""
-            raise TypeError(f"infer: callbacks must be a list of callbacks. Got {shown(callback)} in it.{hint}")
 
 
 def _hooks(callbacks: Sequence[Callback], run: Run, progress: bool | None) -> list[Callback]:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -137,6 +137,14 @@ class Method(ABC):
     def step(self, joint: Problem, state: Any, batch: Batch, key: Key) -> tuple[Any, Info]:
         """Return the next state and the values to record."""
 
+    def shortened(self, length: int) -> "tuple[Method, str] | None":
+        """Return this method with `length` steps (or draws), and why its run is not the beginning of this one's.
+
+        The reason is "" where it is, bit for bit: then a stored run of the shorter one may go on as a run of this one.
+        None, the default, where no run goes on for longer.
+        """
+        return None
+
     def finished(self, state: Any) -> str:
         """Return why the run may stop at this state; "" where it needs more steps."""
         return ""
@@ -201,6 +209,12 @@ class GradientFit(Method):
             kind = type(self).__name__
             raise ValueError(f"{kind}.{name} was left out. Give it, or use method.settled(joint, data), as infer does.")
         return value
+
+    def shortened(self, length: int) -> "tuple[Method, str] | None":
+        values = [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]  # a dataclass
+        spread = [value for value in values if isinstance(value, Schedule) and value.spreads]
+        reason = f"its schedule {spread[0]} is spread over all steps, unlike Constant() and Cyclic()" if spread else ""
+        return replace(self, steps=length), reason  # type: ignore[type-var]
 
     def batches(self, data: Data, key: Key) -> Feed:
         size = self.batch_size if self.batch_size is None else self.chosen("batch_size")

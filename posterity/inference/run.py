@@ -98,6 +98,12 @@ class Trace:
         if name not in self._steps:
             raise KeyError(unknown("trace column", name, self._steps))
 
+    def reopen(self, last: int) -> None:
+        """Drop the columns that only the last step of a finished run has, which its end recorded."""
+        for name in [name for name, steps in self._steps.items() if steps == [last] and last > 1]:
+            del self._steps[name], self._done[name]
+            self._waiting.pop(name, None)
+
     def tensors(self) -> dict[str, Tensor]:
         """Return all columns and their steps, for storage."""
         tensors: dict[str, Tensor] = {}

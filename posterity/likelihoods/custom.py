@@ -23,7 +23,7 @@ class Custom(Likelihood):
 
     **Limit**: a method that needs a missing function raises a TypeError that names it; training by gradients and log
     scores need `log_density` alone. `log_density` should keep the constants of the density, or evidences and scores are
-    off by them. The posterior can only be saved without it: functions are not stored.
+    off by them. Functions are not stored with a posterior: pass it again, `load(path, network, likelihood=...)`.
 
     **Cost**: the cost of the functions; the Hessian takes D backward passes, the Fisher information `fisher_draws`.
 

@@ -161,7 +161,8 @@ class MCDropout(GradientFit):
 
     def __post_init__(self) -> None:
         if self.steps is not None:
-            positive_whole("MCDropout.steps", self.steps)
+            trained = "(a trained module needs none: posteriors.Dropout.of(module, likelihood))"
+            positive_whole("MCDropout.steps", self.steps, trained)
         check_batch_size("MCDropout.batch_size", self.batch_size)
         kinds = {"optimizer": Optimizer, "schedule": Schedule}
         of_kinds(self, **{name: kind for name, kind in kinds.items() if getattr(self, name) is not None})

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive_whole, shown
-from posterity.inference.infer import starting_point, with_scales
+from posterity.inference.infer import Start, starting_point, with_scales
 from posterity.inference.method import Footprint, Info, Method, Traits
 from posterity.inference.run import Trace
 from posterity.inference.task import Task
@@ -19,7 +19,7 @@ from posterity.model.data import Batch, Data, Feed, OwnOrders, Reordered, Tensor
 from posterity.model.joint import Joint
 from posterity.model.problem import Problem
 from posterity.numerics.random import Key
-from posterity.posteriors import Mixture, Posterior
+from posterity.posteriors import Mixture
 from posterity.storage import flatten
 
 
@@ -91,6 +91,8 @@ class Ensemble(Method):
     layers draw anew under a key for each, and each shuffles rows in memory by its own key. All other randomness is
     shared: member m is what `method` alone would give with the same seed, start and
     order of rows, to rounding. `start` (P,) lets all begin alike, (M, P) or an ensemble's posterior each at its own.
+    For bare parameters without `reset_parameters` (class tokens, positional embeddings) `start` is a function that
+    returns a new module: member m begins at the weights of a module made under the key of m.
 
     **Limit**: as each member, around as many modes. Methods that draw noise draw the same for all members. Rows from a
     loader come in one order for all. A member whose loss is no longer finite is left out of the posterior, and named
@@ -180,9 +182,7 @@ class Ensemble(Method):
         """The keys by which the members shuffle their rows, from the key of the run."""
         return [key.fold(f"member {index}") for index in range(self.size)]
 
-    def tasks(
-        self, joint: Problem, data: object, *, start: Posterior | Tensor | None = None, seed: int = 0
-    ) -> list[Task]:
+    def tasks(self, joint: Problem, data: object, *, start: Start = None, seed: int = 0) -> list[Task]:
         """The members as separate fits for an executor: each may have its own process and folder.
 
         `Mixture([outcome.posterior for outcome in executor.run(tasks)])` is the posterior of `infer`, to rounding.
@@ -238,6 +238,10 @@ class Ensemble(Method):
         held = torch.where(alive, loss, state.loss)
         # Where no member is left the loss is not finite, and the run stops.
         return EnsembleState(members, held, alive), {**info, "loss": torch.where(alive.any(), held, loss)}
+
+    def shortened(self, length: int) -> tuple[Method, str] | None:
+        inner = self.method.shortened(length)
+        return None if inner is None else (replace(self, method=inner[0]), inner[1])
 
     def finished(self, state: EnsembleState) -> str:
         """Why all members that are still finite may stop."""

@@ -85,6 +85,10 @@ class FullRank(VariationalFit):
     def _companions(self) -> dict[str, Any]:
         return {"draws": 1}
 
+    @property
+    def _waits(self) -> bool:
+        return isinstance(self.optimizer, ScaledAdam)
+
     def _choices(self, joint: Problem, draws: int) -> dict[str, Any]:
         return {"draws": draws if self.draws is None else self.draws}
 

@@ -91,6 +91,10 @@ class LowRankGaussian(VariationalFit):
     def _companions(self) -> dict[str, Any]:
         return {"draws": 1}
 
+    @property
+    def _waits(self) -> bool:
+        return isinstance(self.optimizer, ScaledAdam)
+
     def _choices(self, joint: Problem, draws: int) -> dict[str, Any]:
         rank = min(_RANK, joint.num_random) if self.rank is None else self.rank
         return {"rank": rank, "draws": draws if self.draws is None else self.draws}

@@ -1,7 +1,8 @@
 """SWAG: a Gaussian from the moments of the weights along a run of gradient steps."""
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,14 +17,18 @@ from posterity.methods.maximum_a_posteriori import MAP, MAPState
 from posterity.methods.parts.gradient_runs import SETTLED_LATER, batches_in_pass, risen, usual_rate
 from posterity.methods.parts.width_cost import measured_width_cost
 from posterity.model import Buffers, Joint, Problem
-from posterity.model.data import Batch, Data, Feed, StreamData
+from posterity.model.data import Batch, Data, Feed, StreamData, as_data
+from posterity.model.module import named_weights
 from posterity.numerics.random import Key
 from posterity.optim import Constant, StationarySGD
 from posterity.posteriors.gaussian import Gaussian
+from posterity.posteriors.point import problem_of
 from posterity.precisions import Diagonal, LowRankCovariance, Precision
 
 if TYPE_CHECKING:
     from posterity.inference.run import Trace
+
+logger = logging.getLogger("posterity")
 
 _LEAST_ROWS, _MOST_ROWS, _BATCHES = 4, 128, 32  # of a batch, and batches in a pass where rows are few
 _PASSES, _LEAST_STEPS, _MOST_STEPS, _COLLECTED = 40, 1000, 10_000, 100  # after the warm-up, which has twice as many
@@ -65,6 +70,8 @@ class SWAG(Method):
     with a search for a mode, which hardly moves where the start is at one. A batch has a 32nd of the rows, at least 4
     and at most 128, and at most half of them: all rows have no noise. With a `fit`, theta is collected every 20 steps
     without a warm-up.
+
+    **Elsewhere**: `from_checkpoints` makes the same of the state dicts that another training loop has stored.
 
     **Limit**: says how far SGD wanders at its step size, which for a quadratic bowl and a well chosen one is the width
     of the posterior; with a `fit` of your own it is not calibrated by itself. Weights that the prior alone decides
@@ -177,24 +184,30 @@ class SWAG(Method):
 
     def batches(self, data: Data, key: Key) -> Feed:
         """The batches of the fit, then of one pass for batch-norm statistics."""
-        size = data.num_data if self.fit.batch_size is None else max(1, min(self.fit.batch_size, data.num_data))
+        again = self._last_pass(data, self.fit.batch_size, key)
+        return self.fit.batches(data, key).with_passes(again, (self.fit.steps,))
+
+    def _last_pass(self, data: Data, batch_size: int | None, key: Key) -> Feed:
+        size = data.num_data if batch_size is None else max(1, min(batch_size, data.num_data))
         count = data.num_data // size if data.num_data else 1
         if isinstance(data, StreamData) and isinstance(data.source, DataLoader):
             count = len(data.source)
-        again = data.minibatches(self.fit.batch_size, count, key.fold("statistics"))
-        return self.fit.batches(data, key).with_passes(again, (self.fit.steps,))
+        return data.minibatches(batch_size, count, key.fold("statistics"))
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> SWAGState:
-        lead, count = theta.shape[:-1], joint.num_random
+        return self._empty(joint, self.fit.init(joint, theta, key))._replace(start=theta.clone())
+
+    def _empty(self, joint: Problem, fit: MAPState) -> SWAGState:
+        """Return the state before the first theta is collected."""
+        lead, count = fit.theta.shape[:-1], joint.num_random
         return SWAGState(
-            fit=self.fit.init(joint, theta, key),
-            mean=torch.zeros_like(theta, dtype=torch.float64),
-            squares=theta.new_zeros((*lead, count), dtype=torch.float64),
-            deviations=theta.new_zeros((*lead, self.rank, count)),
+            fit=fit,
+            mean=torch.zeros_like(fit.theta, dtype=torch.float64),
+            squares=fit.theta.new_zeros((*lead, count), dtype=torch.float64),
+            deviations=fit.theta.new_zeros((*lead, self.rank, count)),
             collected=0,
             statistics={},
             batches=0,
-            start=theta.clone(),
         )
 
     def step(self, joint: Problem, state: SWAGState, batch: Batch, key: Key) -> tuple[SWAGState, Info]:
@@ -218,6 +231,55 @@ class SWAG(Method):
         if self.rank:
             state.deviations[..., state.collected % self.rank, :] = after[..., random].to(state.deviations.dtype)
         return state._replace(mean=mean, squares=squares, collected=state.collected + 1)
+
+    def from_checkpoints(
+        self,
+        joint: Joint,
+        checkpoints: Iterable[Mapping[str, Tensor]],
+        data: object = None,
+        *,
+        batch_size: int | None = 128,
+        seed: int = 0,
+    ) -> Gaussian:
+        """Return the posterior from checkpoints of a training loop elsewhere: state dicts, oldest first.
+
+        They are collected one by one, as the thetas of a run are; of the settings `rank` and `scale` count, and of the
+        joint what the posterior holds: network, noise and random weights. With `data` batch-norm
+        statistics at the mean come from one pass over the rows, in batches of `batch_size` (a loader has its own);
+        without, they are the last checkpoint's, and the log says so.
+
+        >>> import posterity as po
+        >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(), num_data=9)
+        >>> states = [torch.nn.Linear(1, 1).state_dict() for _ in range(4)]
+        >>> po.methods.SWAG(rank=2).from_checkpoints(joint, states).sample(3).shape
+        torch.Size([3, 2])
+        """
+        problem_of("SWAG.from_checkpoints", joint.network, joint.likelihood, joint.prior, joint.num_data)
+        network, state = joint.network, None
+        last: Mapping[str, Tensor] = {}
+        for last in checkpoints:
+            theta = network.layout.flatten(named_weights("SWAG.from_checkpoints", last, network.layout))
+            fit = MAPState(theta.to(network.initial), None, {}, 0)
+            state = self._collect(joint, self._empty(joint, fit) if state is None else state._replace(fit=fit))
+        if state is None or state.collected < max(2, self.rank):
+            count = 0 if state is None else state.collected
+            raise ValueError(
+                f"SWAG.from_checkpoints needs at least {max(2, self.rank)} checkpoints (2, or the rank). Got {count}. "
+                "Give more of them, or a smaller rank: SWAG(rank=...)."
+            )
+        running = {name: last[name].detach().to(b) for name, b in network.buffers.items() if name in network.running}
+        state = state._replace(fit=state.fit._replace(buffers=running))
+        if data is not None:
+            rows = joint.checked(as_data(data).to(joint.device))
+            for batch in self._last_pass(rows, batch_size, Key(seed).fold("batches")).from_step(0):
+                assert batch is not None
+                state = _refreshed(joint, state, batch)
+        elif network.trains_statistics:
+            logger.warning(
+                "SWAG.from_checkpoints: batch-norm statistics are those of the last checkpoint, which the mean of the "
+                "weights may not fit. Give the training rows: from_checkpoints(joint, checkpoints, data)."
+            )
+        return self.posterior(joint, [state])
 
     def keep(self, state: SWAGState) -> SWAGState:
         return state._replace(fit=self.fit.keep(state.fit), start=None)

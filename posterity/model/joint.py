@@ -20,7 +20,7 @@ from posterity.model.tempering import Tempering
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
 from posterity.priors.prior import Prior
-from posterity.storage import decode, encode
+from posterity.storage import decode, described, encode, recalled
 
 _BAYES = Tempering.bayes()
 
@@ -422,8 +422,8 @@ class Joint:
         for kind, table in (("frozen", self.network.frozen), ("buffer", self.network.buffers)):
             tensors.update({f"joint.{kind}.{name}": value for name, value in table.items()})
         return {
-            "likelihood": encode(self.likelihood, tensors, "joint.likelihood"),
-            "prior": encode(self.prior, tensors, "joint.prior"),
+            "likelihood": described(self.likelihood, tensors, "joint.likelihood"),
+            "prior": described(self.prior, tensors, "joint.prior"),
             "tempering": encode(self.tempering, tensors, "joint.tempering"),
             "num_data": self.num_data,
             "random": encode(self.random, tensors, "joint.random"),
@@ -434,16 +434,16 @@ class Joint:
         }
 
     @classmethod
-    def decode(cls, network: Network, config: dict[str, Any], tensors: dict[str, Tensor]) -> "Joint":
-        """The joint that `encode` described, with the architecture taken from `network`."""
+    def decode(cls, network: Network, config: dict[str, Any], tensors: dict[str, Tensor], **given: Any) -> "Joint":
+        """The joint that `encode` described, with the architecture of `network`, and what is `given` (`recalled`)."""
         network = like_saved(network, config, tensors)
         tensors = {name: tensor.to(network.device) for name, tensor in tensors.items() if name.startswith("joint.")}
         frozen = {name: tensors[f"joint.frozen.{name}"] for name in network.frozen}
         buffers = {name: tensors[f"joint.buffer.{name}"] for name in network.buffers}
         return cls(
             network.replace(frozen=frozen, buffers=buffers),
-            cast(Likelihood, decode(config["likelihood"], tensors)),
-            cast(Prior, decode(config["prior"], tensors)),
+            cast(Likelihood, recalled("likelihood", config, tensors, given)),
+            cast(Prior, recalled("prior", config, tensors, given)),
             config["num_data"],
             cast(Tempering, decode(config["tempering"], tensors)),
             cast(Any, decode(config["random"], tensors)),

@@ -1,20 +1,23 @@
 """Preparation of a user's `nn.Module` as a function of one weight vector."""
 
 import logging
+import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import ParametrizationList
 
+from posterity.numerics.layout import Layout
 from posterity.numerics.modules import check_shapes, uncompiled
-from posterity.numerics.random import Key
+from posterity.numerics.random import GlobalStates, Key, global_generators
 
 logger = logging.getLogger("posterity")
 
@@ -160,8 +163,9 @@ def check_one_kind(trainable: Mapping[str, Tensor]) -> None:
         )
 
 
-def fresh_weights(module: nn.Module, wanted: Iterable[str], key: Key) -> None:
-    """Reinitialise a module on the CPU in place by its layers' `reset_parameters`; refuse weights without one."""
+def fresh_weights(module: nn.Module, wanted: Iterable[str], key: Key) -> dict[str, Tensor]:
+    """Return the weights of a copy on the CPU after its layers' `reset_parameters`; refuse weights without one."""
+    module = copied(module).to("cpu", torch.float32)
     layers = dict(module.named_modules())
     resets: dict[str, Callable[[], object]] = {}
     for name, layer in layers.items():
@@ -176,12 +180,54 @@ def fresh_weights(module: nn.Module, wanted: Iterable[str], key: Key) -> None:
         ):  # its layer would reset a temporary product of it
             raise ValueError(
                 f"Network.fresh: {type(layers[owner]).__name__} has the weight '{weight}' but no reset_parameters(). "
-                "Give it one, or pass start= with the weights to begin from."
+                "Give it one, or pass infer(..., start=function), a function that returns a new module."
             )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(key.seed)
         for name in reversed(resets):  # a layer after its children, which it may initialise itself
             resets[name]()
+    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+
+
+def made_by(
+    factory: Callable[[], object], key: Key, device: torch.device, fixed: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the weights of a module that a function makes while every global generator is seeded by the key.
+
+    The generators are restored. What is `fixed`, being no part of theta, must be the same in the module.
+    """
+    generators = global_generators(device)
+    before = GlobalStates.now(generators)
+    seeds = [key.generator(generator.device).get_state() for generator in generators]
+    numpy_state = np.random.RandomState(key.seed % 2**32).get_state()
+    GlobalStates(random.Random(key.seed).getstate(), numpy_state, seeds).restore(generators)
+    try:
+        module = factory()
+    finally:
+        before.restore(generators)
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"start: the function must return a torch.nn.Module. Got {type(module).__name__}.")
+    module = uncompiled(module)
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, value in fixed.items():
+        if name not in own or not torch.equal(own[name].detach().to(value), value):
+            raise ValueError(
+                f"start: '{name}' is no part of theta, and differs in the module that the function returned. Let it be "
+                "the same in all modules, or a weight that is trained."
+            )
+    return {name: value.detach() for name, value in own.items()}
+
+
+def named_weights(owner: str, given: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+    """Return the tensors of a layout among those given; raises a ValueError where one is missing or misshapen."""
+    for part in layout:
+        if part.name not in given or given[part.name].shape != part.shape:
+            came = f"shape {tuple(given[part.name].shape)}" if part.name in given else "none"
+            raise ValueError(
+                f"{owner}: the weights must be those of the joint's network, with '{part.name}' of shape "
+                f"{tuple(part.shape)}. Got {came}. Use the same architecture."
+            )
+    return {part.name: given[part.name].detach() for part in layout}
 
 
 @contextmanager

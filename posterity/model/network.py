@@ -17,8 +17,9 @@ from posterity.model.layer_chains import ImageChain, image_chain, linear_chain
 from posterity.model.module import (
     Turn,
     check_one_kind,
-    copied,
     fresh_weights,
+    made_by,
+    named_weights,
     plain_attention,
     private,
     recurrent_rates,
@@ -87,6 +88,7 @@ class Network:
         self._own = [(table, name, table[name]) for key in self._names for table, name in self._tables(key)]
         self._looked: list[str] = []  # not empty after the check for recomputation; shared with the copies, too
         self._effects: list[SideEffects] = []  # of a call, once found; shared with the copies, too
+        self._factory: Callable[[], nn.Module] | None = None  # of the user, for fresh weights
         self._turn = Turn()  # guards the module; shared with the copies of this network
         self._index()
 
@@ -202,13 +204,23 @@ class Network:
         return new
 
     def fresh(self, key: Key) -> Tensor:
-        """Newly initialised weights (P,), drawn by the layers' own `reset_parameters` under `key`.
+        """Newly initialised weights (P,), drawn under `key` by the layers' own `reset_parameters`, or see `made_by`.
 
         They are drawn on the CPU in float32, so that they do not depend on the network's device and dtype.
         """
-        module = copied(self._module).to("cpu", torch.float32)
-        fresh_weights(module, self.layout.names, key)
-        return self.layout.flatten({name: p.detach() for name, p in module.named_parameters()}).to(self.initial)
+        if self._factory is None:
+            drawn = fresh_weights(self._module, self.layout.names, key)
+        else:
+            fixed = {**self.frozen, **{name: b for name, b in self.buffers.items() if name not in self._running}}
+            drawn = named_weights("start", made_by(self._factory, key, self.device, fixed), self.layout)
+        return self.layout.flatten(drawn).to(self.initial)
+
+    def made_by(self, factory: Callable[[], nn.Module], key: Key) -> "Network":
+        """The network that begins at the weights of `factory()`, made under the key, as does every `fresh` start."""
+        new = copy.copy(self)
+        new._factory = factory
+        new.initial = new.fresh(key)
+        return new
 
     def views(self, theta: Tensor) -> list[Tensor]:
         """theta (..., P) as one tensor for each parameter, (..., *shape), in layout order."""

@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from posterity.errors import fraction, positive_whole, shown
 
 class Schedule(ABC):
     """A factor for the step size, or for a term, at each step."""
+
+    spreads: ClassVar[bool] = True
+    """Whether the factor of a step depends on the number of all steps: a longer run then differs from its start on."""
 
     @abstractmethod
     def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
@@ -35,6 +39,8 @@ class Constant(Schedule):
     >>> Constant().factor(5, 10)
     1.0
     """
+
+    spreads = False
 
     def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
         return 1.0
@@ -115,6 +121,8 @@ class Cyclic(Schedule):
     length: int
     final: float = 0.0
 
+    spreads = False
+
     def __post_init__(self) -> None:
         positive_whole("Cyclic.length", self.length, "of steps")
         if not 0.0 <= self.final <= 1.0:
@@ -142,6 +150,8 @@ class Cycles(Schedule):
     length: int
     explore: float = 0.75
     final: float = 0.0
+
+    spreads = False
 
     def __post_init__(self) -> None:
         positive_whole("Cycles.length", self.length, "of steps")

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posterity.likelihoods.likelihood import Likelihood
-from posterity.model.batch import Inputs
+from posterity.model.batch import Inputs, as_inputs, map_inputs
 from posterity.model.dropout_sites import dropout_sites, mask_numbers, masked_weights, outputs_under
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
@@ -15,8 +15,11 @@ from posterity.model.problem import Problem
 from posterity.numerics.dropout import KeyedMasks
 from posterity.numerics.random import Key
 from posterity.posteriors.functions import Evaluation
+from posterity.posteriors.point import problem_of
 from posterity.posteriors.posterior import Posterior
+from posterity.posteriors.standalone import Masks
 from posterity.predictive import GaussianPredictive
+from posterity.priors.prior import Prior
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,6 +56,35 @@ class Dropout(Posterior):
     example: Inputs | None = None  # a row of zeros in the form of the inputs, for `sample`
 
     tensor_shapes: ClassVar[dict[str, str]] = {"theta": "mP"}
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        likelihood: Likelihood,
+        *,
+        prior: Prior | None = None,
+        num_data: int = 1,
+        one_mask_a_draw: bool = True,
+        example: Inputs | None = None,
+    ) -> "Dropout":
+        """Return Monte Carlo dropout of a module that was trained elsewhere, by its own dropout layers.
+
+        `example`, rows of inputs, shows at once that the module drops, and is needed by `sample`. Predictions need
+        neither the prior nor the number of rows.
+
+        >>> from posterity.likelihoods import Categorical
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 20), torch.nn.Dropout(0.2), torch.nn.Linear(20, 3))
+        >>> Dropout.of(net, Categorical()).predict(torch.ones(4, 2), draws=50).epistemic.shape
+        torch.Size([4])
+        """
+        joint = problem_of("Dropout.of", module, likelihood, prior, num_data)
+        if example is not None:
+            example = map_inputs(lambda tensor: tensor.to(joint.device), as_inputs(example))
+            dropout_sites(joint.network, example)  # raises where nothing drops
+            example = map_inputs(lambda tensor: torch.zeros_like(tensor[:1]), example)
+        theta = joint.network.initial.clone()
+        return cls(joint, theta, joint.starting_buffers(theta), one_mask_a_draw, example)
 
     @property
     def num_members(self) -> int | None:
@@ -96,6 +128,19 @@ class Dropout(Posterior):
             return outputs_under(network, theta, inputs, buffers, masks, known)
 
         return evaluate
+
+    def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
+        joint = self.joint.as_joint("module")
+        if not self.one_mask_a_draw:
+            raise TypeError(
+                "module: a mask for each row is not fixed. Make the posterior with one_mask_a_draw=True: rows have the "
+                "same distribution then."
+            )
+        if self.example is None:
+            raise TypeError("module: masks have the shape of a row. Make the posterior with an example row of inputs.")
+        known = dropout_sites(joint.network, self.example)
+        numbers = mask_numbers(known, self.prediction_draws(draws, share), key, self.theta.device)
+        return Masks(joint.network, joint.likelihood, self.theta, self.buffers, known, numbers)
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         self._alone()

@@ -1,6 +1,7 @@
 """Gaussian posteriors over weights: sampled, through the linearised network, or as the prior of new data."""
 
 import dataclasses
+import glob
 import math
 import sys
 from abc import abstractmethod
@@ -17,12 +18,13 @@ from posterity.curvature.survey import survey
 from posterity.jacobians.jacobian import Jacobian
 from posterity.model.batch import Inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
-from posterity.model.network import Buffers
+from posterity.model.network import Buffers, Network
 from posterity.model.problem import Problem
 from posterity.numerics.brief import brief
 from posterity.numerics.random import Key
 from posterity.posteriors.functions import Evaluation
 from posterity.posteriors.posterior import Posterior, WeightPart
+from posterity.posteriors.standalone import Draws, LastLayer, last_layer_of, module_at
 from posterity.precisions.dense import Dense
 from posterity.precisions.diagonal import Diagonal
 from posterity.precisions.low_rank import LowRank
@@ -161,6 +163,10 @@ class Gaussian(Posterior):
         if index is None:
             return deviations.add_(self.mean)
         return self.mean.expand(len(deviations), -1).clone().index_add_(1, index, deviations)
+
+    def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
+        joint, theta = self.joint.as_joint("module"), self.sample(self.prediction_draws(draws, share), key)
+        return Draws(joint.network, joint.likelihood, theta, self.buffers)
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """One forward pass per draw; on a GPU, which a small pass leaves idle, one pass for several draws."""
@@ -311,6 +317,23 @@ class Linearized(OfGaussian):
         ]
         return torch.cat(parts, dim=1)
 
+    def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
+        """The last layer alone: derivatives in other weights are not traced for batches of any size."""
+        joint, gaussian = self.joint.as_joint("module"), self.gaussian
+        slices = joint.random_slices
+        head = last_layer_of(joint.network, [part.name for part in slices])
+        if head is None or sum(part.size for part in slices) != joint.num_random:
+            raise TypeError(
+                "module: a linearised posterior must be over a last linear or convolutional layer. Got one over other "
+                "weights, whose derivatives are not traced. Use Laplace(subset=LastLayer()), or "
+                "q.gaussian.module(draws=...), which draws weights of the network and often underfits."
+            )
+        theta = gaussian.sample(self.prediction_draws(draws, share), key)
+        views = joint.network.layout.unflatten(theta)
+        drawn = {part.name.rpartition(".")[2]: views[part.name] for part in slices}
+        module = module_at(joint.network, gaussian.mean, gaussian.buffers)
+        return LastLayer(joint.likelihood, module, head, drawn, gaussian.precision)
+
     def output_moments(
         self, inputs: Inputs, *, marginal: bool = False, memory_budget: int | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -378,7 +401,8 @@ def continued(joint: Joint, posterior: Posterior) -> Joint:
     """Return the problem `joint` of new data with the posterior of earlier data as its prior.
 
     - `joint`: the network, likelihood and number of rows of the new data; its prior is replaced.
-    - `posterior`: a Gaussian over all weights of the same network, from `Laplace` or `Conjugate`.
+    - `posterior`: a Gaussian over weights of the same network, from `Laplace` or `Conjugate`. Tensors that are points
+      in it (all but the last layer, perhaps) are frozen where it has them.
 
     Start the next run there, too: `infer(MAP(...), joint, data, start=posterior)`. A tempered posterior is not
     changed; the tempering of `joint` acts on it as on any prior.
@@ -401,10 +425,26 @@ def continued(joint: Joint, posterior: Posterior) -> Joint:
         )
     if not isinstance(gaussian.joint, Joint):
         raise TypeError("continued: the posterior of a Density is not one over a network's weights.")
-    if gaussian.joint.random_indices is not None:
+    index, names = gaussian.joint.random_indices, set(gaussian.joint.network.layout.names)
+    if index is None and not names < set(joint.network.layout.names):
+        return dataclasses.replace(joint, prior=Correlated(gaussian.mean, gaussian.precision))
+    mean = gaussian.mean if index is None else gaussian.mean[..., index]
+    network, prior = _part(joint.network, gaussian), Correlated(mean, gaussian.precision)
+    return dataclasses.replace(joint, network=network, prior=prior, random="*")
+
+
+def _part(network: Network, gaussian: Gaussian) -> Network:
+    """The network over the tensors that are random in the posterior, with the others frozen at its mean."""
+    joint = gaussian.joint.as_joint("continued")
+    gaussian._alone()
+    names = [part.name for part in joint.random_slices]
+    if sum(part.size for part in joint.random_slices) != joint.num_random:
         raise ValueError(
-            f"continued: the posterior must be over all {gaussian.joint.num_weights} weights. Got one over "
-            f"{gaussian.precision.size} of them, the others being points. Use Laplace with subset=AllWeights(), and a "
-            "joint with random='*'."
+            f"continued: the posterior must be over whole tensors. Got one over {joint.num_random} single weights. Use "
+            "Laplace with subset=AllWeights(), LastLayer() or Matching('...')."
         )
-    return dataclasses.replace(joint, prior=Correlated(gaussian.mean, gaussian.precision))
+    known = {**joint.network.frozen, **joint.network.layout.unflatten(gaussian.mean)}
+    part = network.with_weights(*map(glob.escape, names))
+    frozen = {name: known[name].to(part.device) for name in part.frozen}
+    buffers = {name: b.to(part.device) for name, b in {**joint.network.buffers, **gaussian.buffers}.items()}
+    return part.replace(frozen=frozen, buffers=buffers)

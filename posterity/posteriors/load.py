@@ -4,12 +4,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from importlib import import_module
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from posterity.errors import BadFolder, unknown
+from posterity.errors import BadFolder, shown, unknown
+from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Network
@@ -19,27 +21,44 @@ from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.posterior import Posterior
 from posterity.precisions.precision import Precision
 from posterity.predictive import Scaling
+from posterity.priors.prior import Prior
 from posterity.storage import Part, RunFolder, decode, references
 from posterity.storage.schema import AGAIN, check_fields, check_names, check_tensor, hints, reading, same_form
 
+Given: TypeAlias = Mapping[str, Likelihood | Prior | None]
 
-def load(path: str | os.PathLike[str], model: nn.Module | Density) -> Posterior:
+
+def load(
+    path: str | os.PathLike[str],
+    model: nn.Module | Density,
+    *,
+    likelihood: Likelihood | None = None,
+    prior: Prior | None = None,
+) -> Posterior:
     """Read the posterior in the run folder `path`, for the network (or density) that it was fitted with.
 
-    The module gives the architecture and the device; all weights, buffers and settings come from the folder. The
-    caller must pass the same function of a density: it is not stored, so it cannot be compared. Raises BadFolder where
-    the folder holds anything but a posterior as `Posterior.save` writes it.
+    The module gives the architecture and the device; all weights, buffers and settings come from the folder. Of a
+    `likelihood` or `prior` of your own class, and of `Custom`, only the class name and fields are stored: pass the
+    object again, and it is compared with them; the log names functions, which cannot be compared. The caller must pass
+    the same function of a density: it is not stored, either. Raises BadFolder where the folder holds anything but a
+    posterior as `Posterior.save` writes it.
     """
+    given = {"likelihood": likelihood, "prior": prior}
+    for name, kind in (("likelihood", Likelihood), ("prior", Prior)):
+        if given[name] is not None and not isinstance(given[name], kind):
+            raise TypeError(f"load: {name} must be a {kind.__name__}. Got {shown(given[name])}.")
     folder = RunFolder(path)
     if folder.exists() and "posterior" not in folder.parts() and "run" in folder.parts():
         raise BadFolder(f"{os.fspath(path)!r} holds a run, no posterior. Run infer to its end, then q.save() it.")
-    return posterior_of(folder.read("posterior"), model, repr(os.fspath(path)))
+    return posterior_of(folder.read("posterior"), model, repr(os.fspath(path)), given=given)
 
 
-def posterior_of(part: Part, model: nn.Module | Density, where: str, name: str = "posterior") -> Posterior:
+def posterior_of(
+    part: Part, model: nn.Module | Density, where: str, name: str = "posterior", given: Given = MappingProxyType({})
+) -> Posterior:
     """Read the posterior in the part `name` of the run folder `where`; see `load`."""
     if "scaling" in part.config:
-        return _calibrated(part, model, where, name)
+        return _calibrated(part, model, where, name, given)
     kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
     is_density = "density" in _components(part)[0]
     if is_density and not isinstance(model, Density):
@@ -49,11 +68,11 @@ def posterior_of(part: Part, model: nn.Module | Density, where: str, name: str =
     problem = Network(model) if isinstance(model, nn.Module) else model
     with reading(f"Run folder {where}: part {name!r}"):
         if "mixture" not in part.config:
-            return _read(dict(part.config), dict(part.tensors), problem, part.older)
-        return _mixture(part, problem)
+            return _read(dict(part.config), dict(part.tensors), problem, part.older, given)
+        return _mixture(part, problem, given)
 
 
-def _calibrated(part: Part, model: nn.Module | Density, where: str, name: str) -> Posterior:
+def _calibrated(part: Part, model: nn.Module | Density, where: str, name: str, given: Given) -> Posterior:
     with reading(f"Run folder {where}: part {name!r}"):
         check_names("The calibrated posterior", list(part.config), ["scaling", "of"])
         own = {key: tensor for key, tensor in part.tensors.items() if key.startswith(f"{PREFIX}.")}
@@ -63,7 +82,7 @@ def _calibrated(part: Part, model: nn.Module | Density, where: str, name: str) -
         if not isinstance(scaling, Scaling) or not isinstance(inside, dict) or "scaling" in inside:
             raise BadFolder(f"The calibrated posterior must hold a scaling and a posterior. {AGAIN}")
     tensors = {key: tensor for key, tensor in part.tensors.items() if key not in own}
-    return Calibrated(posterior_of(Part(inside, tensors, part.older), model, where, name), scaling)
+    return Calibrated(posterior_of(Part(inside, tensors, part.older), model, where, name, given), scaling)
 
 
 def _components(part: Part) -> Sequence[Mapping[str, Any]]:
@@ -72,7 +91,7 @@ def _components(part: Part) -> Sequence[Mapping[str, Any]]:
     return [item if isinstance(item, dict) else {} for item in each] if isinstance(each, list) and each else [{}]
 
 
-def _mixture(part: Part, problem: Network | Density) -> Posterior:
+def _mixture(part: Part, problem: Network | Density, given: Given) -> Posterior:
     check_names("The mixture", list(part.config), ["mixture"])
     each: list[Posterior] = []
     first: dict[str, Tensor] = {}  # tensors of the first component, which others may share
@@ -90,7 +109,7 @@ def _mixture(part: Part, problem: Network | Density) -> Posterior:
         tensors.update({name: first[name] for name in shared if name not in tensors})
         first = first or tensors
         with reading(f"Component {index} of the mixture"):
-            each.append(_read(config, tensors, problem, part.older))
+            each.append(_read(config, tensors, problem, part.older, given))
     own = {name for name in part.tensors if name.partition(".")[0] in map(str, range(len(each)))}
     check_names("The mixture", sorted(part.tensors.keys() - own), ["weights"])
     check_tensor("The tensor 'weights'", part.tensors["weights"], (len(each),), torch.float64)
@@ -100,7 +119,9 @@ def _mixture(part: Part, problem: Network | Density) -> Posterior:
     return mixture
 
 
-def _read(config: dict[str, Any], tensors: dict[str, Tensor], problem: Network | Density, older: bool) -> Posterior:
+def _read(
+    config: dict[str, Any], tensors: dict[str, Tensor], problem: Network | Density, older: bool, given: Given
+) -> Posterior:
     is_density = isinstance(problem, Density)
     check_names("The posterior", list(config), ["posterior", "density" if is_density else "joint"])
     _kind(config["posterior"]["type"])
@@ -117,13 +138,15 @@ def _read(config: dict[str, Any], tensors: dict[str, Tensor], problem: Network |
             if tensor.dtype not in (problem.dtype, torch.float32, torch.float64):
                 raise BadFolder(f"The tensor {name!r} must be {problem.dtype}. Got {tensor.dtype}. {AGAIN}")
     if isinstance(problem, Density):
+        for name in (name for name, value in given.items() if value is not None):
+            raise BadFolder(f"The posterior is of a Density, which has no {name}. Leave it out.")
         if problem.encode() != config["density"]:
             raise BadFolder(
                 "The folder belongs to another Density: its parameters, constraints or dtype differ. "
                 "Pass the one it was fitted with."
             )
         return _build(config["posterior"], tensors, problem, older)
-    joint = Joint.decode(problem, config["joint"], tensors)
+    joint = Joint.decode(problem, config["joint"], tensors, **given)
     if joint.encode({}).keys() != config["joint"].keys():
         raise BadFolder(f"The joint must have {', '.join(joint.encode({}))}. Got {', '.join(config['joint'])}.")
     _check_fixed("frozen weight", joint.network.frozen, {**problem.frozen, **problem.layout.unflatten(problem.initial)})

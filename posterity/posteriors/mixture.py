@@ -7,20 +7,21 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posterity.errors import shown
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.likelihoods.scaled import Scaled
 from posterity.model.batch import Inputs
 from posterity.model.joint import Joint
-from posterity.model.network import Buffers
+from posterity.model.network import Buffers, Network
 from posterity.numerics.brief import brief
 from posterity.numerics.random import Key
 from posterity.posteriors.calibrated import Calibrated
 from posterity.posteriors.functions import Evaluation, of_parts
-from posterity.posteriors.point import Point
+from posterity.posteriors.point import Point, problem_of
 from posterity.posteriors.posterior import Posterior, Prediction, WeightPart
+from posterity.posteriors.standalone import Mixed
 from posterity.predictive import Predictive, mixed
 from posterity.predictive.mixture import checked_weights
 from posterity.priors.normal import Normal
@@ -109,6 +110,58 @@ class Mixture(Posterior):
                 "Mixture.posteriors must be over the same weights of the same problem. Got weights of different names "
                 "or shapes. Fit the same network, with the same weights frozen."
             )
+
+    @classmethod
+    def of(
+        cls,
+        modules: Sequence[nn.Module],
+        likelihood: Likelihood,
+        *,
+        prior: Prior | None = None,
+        num_data: int = 1,
+        weights: Tensor | None = None,
+    ) -> "Mixture":
+        """Return the ensemble of modules of one architecture that were trained elsewhere, each with its own buffers.
+
+        Predictions need neither the prior nor the number of rows.
+
+        >>> from posterity.likelihoods import Categorical
+        >>> q = Mixture.of([torch.nn.Linear(2, 3) for _ in range(5)], Categorical())
+        >>> q.predict(torch.zeros(4, 2)).epistemic.shape
+        torch.Size([4])
+        """
+        networks = [Network(module) for module in modules]
+        for index, other in enumerate(networks):
+            first = networks[0]
+            if (other.layout, other.description, other.dtype) != (first.layout, first.description, first.dtype):
+                raise ValueError(
+                    f"Mixture.of: the modules must have one architecture and dtype. Got another in number {index}. Mix "
+                    "predictions of different networks by predictive.mixed([q.predict(x), ...])."
+                )
+        joints = [  # one private module serves all
+            problem_of(
+                "Mixture.of",
+                networks[0].replace(initial=n.initial.to(networks[0].device), frozen=n.frozen, buffers=n.buffers),
+                likelihood,
+                prior,
+                num_data,
+            )
+            for n in networks
+        ]
+        thetas = [joint.network.initial.clone() for joint in joints]
+        points = [Point(j, theta, j.starting_buffers(theta)) for j, theta in zip(joints, thetas, strict=True)]
+        return cls(points, weights)
+
+    def start(self) -> "Mixture":
+        networks = [c.joint.network for c in self.posteriors if isinstance(c.joint, Joint)]
+        fixed = [{**n.frozen, **{name: b for name, b in n.buffers.items() if name not in n.running}} for n in networks]
+        differs = [name for other in fixed for name, value in other.items() if not _same(fixed[0].get(name), value)]
+        if differs:
+            raise ValueError(
+                f"start: '{differs[0]}', which is no part of theta, differs between the components of the mixture. "
+                "Start one run from each: q.posteriors[0], ..."
+            )
+        return self
 
     def lines(self) -> list[str]:
         kinds = Counter(type(component).__name__ for component in self.posteriors)
@@ -200,6 +253,11 @@ class Mixture(Posterior):
         spread = torch.stack([spread for _, spread in known]) + between
         return mean, torch.einsum("k,k...->...", shares, spread)
 
+    def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
+        each = enumerate(zip(self.posteriors, self.shares.tolist(), strict=True))
+        parts = [component.standalone(draws, share * own, key.fold(index)) for index, (component, own) in each]
+        return Mixed(parts, self.shares)
+
     def _predicted(self, inputs: object, wanted: Prediction) -> Predictive:
         """Mix the components' predictives, each of its share of the draws and of the memory for them."""
         parts = []
@@ -230,6 +288,8 @@ class Mixture(Posterior):
 
 
 def _same(first: Tensor | None, other: Tensor) -> bool:
+    if first is other:
+        return True
     return first is not None and (first.shape, first.dtype) == (other.shape, other.dtype) and torch.equal(first, other)
 
 

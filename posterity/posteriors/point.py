@@ -7,14 +7,31 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.batch import Inputs
 from posterity.model.joint import Joint
-from posterity.model.module import copied
-from posterity.model.network import Buffers
+from posterity.model.network import Buffers, Network
 from posterity.model.problem import Problem
 from posterity.numerics.random import Key
+from posterity.options import LEFT_OUT
 from posterity.posteriors.functions import Evaluation
 from posterity.posteriors.posterior import Posterior, WeightPart
+from posterity.posteriors.standalone import Draws, module_at
+from posterity.priors.normal import Normal
+from posterity.priors.prior import Prior
+
+
+def problem_of(
+    owner: str, network: nn.Module | Network, likelihood: Likelihood, prior: Prior | None, num_data: int
+) -> Joint:
+    """The problem of a network that was trained elsewhere, whose likelihood must be known; `owner` is for messages."""
+    joint = Joint(network, likelihood, Normal() if prior is None else prior, num_data)
+    if likelihood.chosen == LEFT_OUT or likelihood.num_free:
+        raise ValueError(
+            f"{owner}: the noise must be given, since no fit chooses it. Got {likelihood}. Give the error of the "
+            "network on rows that it was not trained on: Gaussian(scale=float((y - net(x)).square().mean().sqrt()))."
+        )
+    return joint
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -48,6 +65,18 @@ class Point(Posterior):
 
     tensor_shapes: ClassVar[dict[str, str]] = {"theta": "mP"}
 
+    @classmethod
+    def of(cls, module: nn.Module, likelihood: Likelihood, *, prior: Prior | None = None, num_data: int = 1) -> "Point":
+        """Return the point at the weights of a module that was trained elsewhere; predictions need no prior.
+
+        >>> from posterity.likelihoods import Categorical
+        >>> Point.of(torch.nn.Linear(2, 3), Categorical()).predict(torch.zeros(5, 2)).probs.shape
+        torch.Size([5, 3])
+        """
+        joint = problem_of("Point.of", module, likelihood, prior, num_data)
+        theta = joint.network.initial.clone()
+        return cls(joint, theta, joint.starting_buffers(theta))
+
     @property
     def num_members(self) -> int | None:
         return self.theta.shape[0] if self.theta.dim() > 1 else None
@@ -64,19 +93,21 @@ class Point(Posterior):
     def point(self) -> Tensor:
         return self.theta
 
-    def module(self) -> nn.Module:
-        """A new module in evaluation mode with these weights, frozen ones and buffers, for use without posterity."""
+    def module(self, draws: int | None = None, *, seed: int = 0) -> nn.Module:
+        """A new module in evaluation mode with these weights, frozen ones and buffers, for use without posterity.
+
+        With `draws`, however many, the module of predictions: see `Posterior.module`.
+        """
+        if draws is not None:
+            return super().module(draws, seed=seed)
         self._alone()
         if not isinstance(self.joint, Joint):
             raise TypeError("Point.module needs the point of a Joint: a Density has no module.")
-        network = self.joint.network
-        module = copied(network.module).eval()  # a step may have left batch norm in training mode
-        own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        with torch.no_grad():
-            weights = network.layout.unflatten(self.theta)
-            for name, value in {**network.frozen, **network.buffers, **self.buffers, **weights}.items():
-                own[name].copy_(value)
-        return module
+        return module_at(self.joint.network, self.theta, self.buffers)
+
+    def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
+        joint = self.joint.as_joint("module")
+        return Draws(joint.network, joint.likelihood, self.theta.unsqueeze(0), self.buffers)
 
     def sample(self, draws: int, key: Key | None = None) -> Tensor:
         self._alone()

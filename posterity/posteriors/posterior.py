@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from posterity.errors import BadData, positive_whole, shown
@@ -26,6 +26,7 @@ from posterity.numerics.brief import brief, brief_module
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
 from posterity.posteriors.functions import Evaluation, Functions
+from posterity.posteriors.standalone import PredictiveModule
 from posterity.predictive import (
     ClassPredictive,
     Exact,
@@ -342,6 +343,27 @@ class Posterior(ABC):
             for low in range(0, num_rows(tensors), batch_size):
                 cut = map_inputs(lambda tensor, low=low: tensor[low : low + batch_size], tensors)  # type: ignore[misc]
                 yield cut, example, total
+
+    def module(self, draws: int | None = None, *, seed: int = 0) -> nn.Module:
+        """Return the predictions as a plain module, of draws that are fixed: for deployment, and for `torch.export`.
+
+        It takes inputs as `predict` does and returns a dict: "mean" and "std" of regression, or "probs", "entropy" and
+        "mutual_information" of classes. They are those of `predict(inputs, draws=draws, seed=seed)`, to rounding. A
+        last-layer Laplace posterior has moments in closed form, and probabilities by its default integrator; the mutual
+        information is that of its draws. A traced program holds the network once for each draw, so that 20 to 50 draws
+        suit it (the layers before a last-layer posterior, and members of an ensemble, are there once). Batches may be
+        of any size: `torch.export.export(q.module(draws=30), (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))`.
+        """
+        if draws is not None:
+            positive_whole("module: draws", draws)
+        if not isinstance(self.joint, Joint):
+            raise TypeError("module needs the posterior of a Joint: a Density has no module.")
+        self._alone()
+        return PredictiveModule(self.standalone(draws, 1.0, Key(seed)))
+
+    def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
+        """Return the part of `module` that predicts a `Summary`, with this share of the draws."""
+        raise TypeError(f"module: {type(self).__name__} has no draws of weights to fix. Use predict.")
 
     def lines(self) -> list[str]:
         """The lines of the repr after the first: the problem, then what is special to the kind of posterior."""

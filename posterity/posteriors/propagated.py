@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posterity.model.batch import Inputs
 from posterity.model.joint import Joint
@@ -12,6 +12,7 @@ from posterity.numerics.random import Key
 from posterity.posteriors.functions import Evaluation
 from posterity.posteriors.gaussian import Gaussian, OfGaussian
 from posterity.posteriors.moments import forward, relu_chain
+from posterity.posteriors.standalone import Propagation
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,6 +50,15 @@ class Propagated(OfGaussian):
 
     def drawn_functions(self, draws: int, key: Key) -> Evaluation:
         return self.gaussian.drawn_functions(draws, key)
+
+    def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
+        joint = self.joint.as_joint("module")
+        if joint.likelihood.link != "identity":
+            raise TypeError(
+                f"module: propagated moments are for Gaussian noise. Got {type(joint.likelihood).__name__}. Use "
+                "q.gaussian.module(draws=...), which draws weights."
+            )
+        return Propagation(joint.likelihood, relu_chain(joint.network), self.gaussian.mean, self.gaussian.variance)
 
     def output_moments(
         self, inputs: Inputs, *, marginal: bool = False, memory_budget: int | None = None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posterity.errors import BadData, PosterityError, positive_whole
 from posterity.likelihoods.likelihood import Likelihood
@@ -19,6 +19,7 @@ from posterity.numerics.random import Key
 from posterity.posteriors.functions import Evaluation
 from posterity.posteriors.point import Point
 from posterity.posteriors.posterior import Posterior, WeightPart
+from posterity.posteriors.standalone import Draws
 
 ROWS = 1024  # rows of data at a time: bounds the memory
 TOGETHER = 1 << 14  # rows times draws in one call of the network
@@ -207,6 +208,13 @@ class Samples(Posterior):
             return self.joint.likelihood
         raw = self.theta[..., self.joint.num_weights :][self._spread(draws)]  # (S, H)
         return self.joint.likelihood.fixed(raw.to(self.joint.device))
+
+    def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
+        count = self.prediction_draws(draws, share)
+        chains, iterations = self._spread(count)
+        device, joint = self.joint.device, self.joint.as_joint("module")
+        each = {name: b[chains, iterations].to(device) for name, b in self.buffers.items()}
+        return Draws(joint.network, self.likelihood(count, key), self.theta[chains, iterations].to(device), {}, each)
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """Outputs at `draws` draws spread evenly over chains and iterations, or at all where there are fewer."""

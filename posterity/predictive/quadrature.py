@@ -37,12 +37,12 @@ def sigmoid_gaussian(mean: Tensor, variance: Tensor) -> Tensor:
     pairs = torch.stack([mean + torch.zeros_like(variance), variance + torch.zeros_like(mean)])  # broadcast
     flat = pairs.double().reshape(2, -1)
     firsts = range(0, max(1, flat.shape[1]), _SIGMOID_ROWS)
-    parts = [_sigmoid_gaussian(*flat[:, row : row + _SIGMOID_ROWS]) for row in firsts]
+    parts = [sigmoid_gaussian_rows(*flat[:, row : row + _SIGMOID_ROWS]) for row in firsts]
     return torch.cat(parts).reshape(pairs.shape[1:]).to(pairs.dtype)
 
 
-def _sigmoid_gaussian(mean: Tensor, variance: Tensor) -> Tensor:
-    """`sigmoid_gaussian` of float64 vectors (N,)."""
+def sigmoid_gaussian_rows(mean: Tensor, variance: Tensor) -> Tensor:
+    """`sigmoid_gaussian` of float64 vectors (N,), all at once."""
     scale = variance.sqrt()
     node = torch.linspace(-9.0, 9.0, _NODES, dtype=torch.float64, device=mean.device)
     weight = torch.exp(-0.5 * node**2)

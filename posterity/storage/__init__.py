@@ -3,6 +3,7 @@
 The table from old names of types to new ones is in `values`. `inference` decides what a run depends on.
 """
 
+from posterity.storage.described import described, is_described, recalled
 from posterity.storage.folder import RunFolder
 from posterity.storage.part import Part
 from posterity.storage.values import (
@@ -23,12 +24,15 @@ __all__ = [
     "RunFolder",
     "clone",
     "decode",
+    "described",
     "encode",
     "flatten",
     "forms",
+    "is_described",
     "leaves",
     "mapped",
     "present_names",
+    "recalled",
     "references",
     "restore",
 ]

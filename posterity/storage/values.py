@@ -188,7 +188,7 @@ def _type_name(kind: type, path: str) -> str:
     if package != _PACKAGE or subpackage not in _subpackages():
         raise TypeError(
             f"{path or 'The value'} must be made of posterity's own classes to be stored. Got {kind.__module__}."
-            f"{kind.__qualname__}. Use one of posterity's, or leave it out and pass it again when loading."
+            f"{kind.__qualname__}. Use one of posterity's."
         )
     if _exported(import_module(f"{_PACKAGE}.{subpackage}")).get(kind.__name__) is not kind:
         raise TypeError(

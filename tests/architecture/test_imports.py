@@ -87,9 +87,10 @@ def test_only_infer_loops_over_steps():
     """No method runs a loop of its own: nobody below `inference` or in `methods` asks a Feed for its batches."""
     users = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if ".from_step(" in path.read_text()}
     # The validator passes over held-out rows, log-likelihoods of draws and the distance to the mode over all; a Feed is
-    # put together of others, and the rows of a loader are read into memory.
+    # put together of others, and the rows of a loader are read into memory. SWAG of checkpoints trains nothing: it
+    # passes over the rows for batch-norm statistics.
     reading = {"posteriors/samples.py", "inference/validator.py", "model/batch.py", "model/data.py"}
-    reading |= {"methods/parts/mode_distance.py"}
+    reading |= {"methods/parts/mode_distance.py", "methods/swag.py"}
     assert users == {"inference/infer.py", *reading}
 
 

@@ -124,9 +124,9 @@ def test_points_and_parts_are_refused() -> None:
     net = po.Joint(
         po.networks.MLP([3, 4, 1]).double(), po.likelihoods.Gaussian(scale=NOISE), po.priors.Normal(), num_data=8
     )
-    part, _ = po.infer(po.methods.Laplace(subset=po.methods.LastLayer(), tuning=None), net, (x, y))
-    with pytest.raises(ValueError, match=r"over all 21 weights. Got one over 5"):
-        po.continued(net, part)
+    single, _ = po.infer(po.methods.Laplace(subset=po.methods.LargestVariance(3), tuning=None), net, (x, y))
+    with pytest.raises(ValueError, match=r"over whole tensors. Got one over 3 single weights"):
+        po.continued(net, single)
     whole, _ = po.infer(po.methods.Laplace(tuning=None), net, (x, y))
     after = po.continued(net, whole)
     with pytest.raises(ValueError, match=r"Use subset=AllWeights\(\)"):
@@ -140,6 +140,29 @@ def test_points_and_parts_are_refused() -> None:
     corrected, _ = po.infer(po.methods.Laplace(structure=CorrectedKronecker(), tuning=None), net, (x, y))
     with pytest.raises(ValueError, match=r"Use the structure Kronecker\(\)"):
         po.infer(po.methods.Laplace(structure=CorrectedKronecker(), tuning=None), po.continued(net, corrected), (x, y))
+
+
+def test_a_last_layer_goes_on_as_the_linear_model_that_it_is() -> None:
+    """Its features stay where they are: rows in two parts give the posterior of all rows on these features."""
+    x, y = rows(24, 3, 8)
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+    def joint(count: int) -> po.Joint:
+        return po.Joint(module, po.likelihoods.Gaussian(scale=NOISE), po.priors.Normal(0.7), num_data=count)
+
+    method = po.methods.Laplace(subset=po.methods.LastLayer(), tuning=None)
+    first, _ = po.infer(method, joint(10), (x[:10], y[:10]))
+    problem = po.continued(joint(14), first)
+    assert problem.network.layout.names == ("2.weight", "2.bias")
+    assert torch.equal(problem.network.frozen["0.weight"], module[0].weight.detach())
+    second, _ = po.infer(method, problem, (x[10:], y[10:]), start=first)
+    whole, _ = po.infer(method, joint(24), (x, y))
+    assert torch.allclose(second.gaussian.precision.covariance(), whole.gaussian.precision.covariance(), rtol=1e-9)
+    features = torch.cat([module[:2](x), torch.ones(24, 1, dtype=torch.float64)], 1).detach()
+    dense = features.T @ features / NOISE**2 + torch.eye(5, dtype=torch.float64) / 0.7**2
+    assert torch.allclose(second.gaussian.precision.covariance(), torch.linalg.inv(dense), rtol=1e-9)
+    again = po.continued(joint(24), second)  # and further still
+    assert torch.equal(again.prior.mean, second.gaussian.mean)
 
 
 def blobs(seed: int, centre: tuple[float, float]) -> tuple[Tensor, Tensor]:

@@ -185,6 +185,20 @@ def test_early_stopping_resumes_exactly(kill, tmp_path):
     assert torch.equal(again["loss"], whole_trace["loss"])
 
 
+def test_a_plain_function_is_called_after_every_step_and_may_stop_the_run():
+    seen = []
+
+    def watch(run):
+        seen.append((run.step, float(run.trace.recent("loss", 1)[0])))
+        if run.step == 4:
+            run.stopped = "enough"
+
+    _, trace = po.infer(MAP(steps=9, optimizer=Adam()), regression(FLOAT64), numbers(FLOAT64), callbacks=[watch])
+    assert seen == list(zip([1, 2, 3, 4], trace["loss"].tolist(), strict=True))
+    with pytest.raises(TypeError, match=r"or of functions of the run\. Got 3 in it"):
+        po.infer(MAP(steps=9), regression(FLOAT64), numbers(FLOAT64), callbacks=[3])
+
+
 def test_a_callback_may_serve_again():
     stopping = EarlyStopping(patience=6)
     options = {"validation": held_out(), "callbacks": [stopping]}

@@ -151,7 +151,7 @@ def shifted(rows):
 
 
 OTHER_RUNS = {
-    "method": other(method=MAP(steps=5)),
+    "method": other(method=MAP(steps=4, batch_size=6)),
     "seed": other(seed=1),
     "data": other(data=shifted(numbers(FLOAT64))),
     "model": other(joint=replace(regression(FLOAT64), prior=po.priors.Normal(0.9))),

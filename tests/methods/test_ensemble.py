@@ -1,6 +1,8 @@
 import dataclasses
 import logging
+import random
 
+import numpy as np
 import pytest
 import torch
 from contracts.cases import ROWS, classification, labels, linear_regression, numbers, regression, tunable_regression
@@ -293,8 +295,65 @@ def test_other_numbers_of_starts_are_refused():
 
 def test_a_layer_that_cannot_be_initialised_anew_asks_for_a_start():
     joint, rows = explosive()
-    with pytest.raises(ValueError, match="no reset_parameters"):
+    with pytest.raises(
+        ValueError, match=r"no reset_parameters.*start=function\), a function that returns a new module"
+    ):
         po.infer(Ensemble(MAP(), 2), joint, rows)
+
+
+class Tokens(nn.Module):
+    """A class token and positions without `reset_parameters`, and a frozen table."""
+
+    def __init__(self, width=3, table=2.0):
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(width, dtype=FLOAT64))
+        self.positions = nn.Parameter(torch.from_numpy(np.random.randn(width)) + random.gauss(0.0, 1.0))
+        self.head = nn.Linear(width, 2, dtype=FLOAT64)
+        self.norm = nn.BatchNorm1d(width, dtype=FLOAT64)
+        self.register_buffer("table", torch.full((width,), table, dtype=FLOAT64))
+
+    def forward(self, x):
+        return self.head(self.norm(x[:, :3] * self.table + self.token + self.positions))
+
+
+def test_members_begin_at_the_modules_of_a_function():
+    joint, rows = po.Joint(Tokens(), po.likelihoods.Categorical(), Normal(1.0), num_data=ROWS), labels(FLOAT64)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    fit = Ensemble(MAP(steps=1, optimizer=SGD(1e-300), batch_size=None), 3)
+    q, _ = po.infer(fit, joint, rows, start=Tokens, seed=4)
+    after = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
+    assert torch.equal(before[0], after[0])
+    assert (before[1] == after[1]).all()
+    assert before[2] == after[2]
+    thetas = torch.stack([component.theta for component in q.posteriors])
+    assert (thetas.std(0) > 0)[:12].all()  # tokens, positions and the head's weights
+    torch.manual_seed(Key(4).fold("start").fold(1).seed)  # member 1 is the module under its key
+    assert torch.equal(thetas[1, :3], torch.randn(3, dtype=FLOAT64))
+    again, _ = po.infer(fit, joint, rows, start=Tokens, seed=4)
+    assert all(torch.equal(a.theta, b.theta) for a, b in zip(q.posteriors, again.posteriors, strict=True))
+    outcomes = Sequential().run(fit.tasks(joint, rows, start=Tokens, seed=4))
+    assert all(torch.allclose(a.posterior.theta, b.theta) for a, b in zip(outcomes, q.posteriors, strict=True))
+    single, _ = po.infer(fit.method, joint, rows, start=Tokens, seed=4)
+    torch.manual_seed(Key(4).fold("start").seed)
+    assert torch.equal(single.theta[:3], torch.randn(3, dtype=FLOAT64))
+
+
+def test_functions_that_make_no_fresh_modules_are_refused():
+    joint, rows = po.Joint(Tokens(), po.likelihoods.Categorical(), Normal(1.0), num_data=ROWS), labels(FLOAT64)
+    trained = Tokens()
+    for start, error, words in (
+        (lambda: trained, ValueError, "two calls of the function gave the same weights"),
+        (lambda: 3, TypeError, r"must return a torch.nn.Module\. Got int"),
+        (lambda: Tokens(4), ValueError, "'table' is no part of theta"),
+        (lambda: Tokens(table=3.0), ValueError, "'table' is no part of theta, and differs"),
+        (lambda: nn.Linear(3, 2), ValueError, "'table' is no part of theta"),
+        (trained, TypeError, "Leave it out: the joint begins at its module's own weights"),
+    ):
+        with pytest.raises(error, match=words):
+            po.infer(Ensemble(MAP(), 2), joint, rows, start=start)
+    plain = po.Joint(nn.Sequential(nn.Linear(6, 2, dtype=FLOAT64)), joint.likelihood, joint.prior, ROWS)
+    with pytest.raises(ValueError, match=r"'0.weight' of shape \(2, 6\). Got none"):
+        po.infer(Ensemble(MAP(), 2), plain, rows, start=lambda: nn.Linear(6, 2))
 
 
 def test_a_loader_gives_all_members_the_same_rows():

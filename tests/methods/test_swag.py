@@ -320,3 +320,46 @@ def test_a_state_of_any_length_makes_a_posterior() -> None:
     wanted = by_hand(torch.stack(thetas), 3)[1][: joint.num_weights, : joint.num_weights]
     torch.testing.assert_close(q.precision.covariance(), wanted, rtol=1e-8, atol=1e-16)
     assert not isinstance(q.precision, Diagonal)
+
+
+def checkpointed(module: nn.Module, method: SWAG, rows: Any, **options: Any) -> tuple[Any, po.Joint, list[Any]]:
+    """The posterior of a run, its problem, and the state dicts of the thetas that it collected."""
+    joint = po.Joint(module, Gaussian(0.3), Normal(1.0), num_data=20, **options)
+    states = []
+
+    def store(run: Run) -> None:
+        since = run.step - method.warmup
+        if since > 0 and since % method.every == 0 and run.step <= method.fit.steps:
+            weights = joint.network.layout.unflatten(run.state.fit.theta.clone())
+            states.append({**weights, **{name: b.clone() for name, b in run.state.fit.buffers.items()}})
+
+    q, _ = po.infer(method, joint, rows, seed=5, callbacks=[store])
+    return q, joint, states
+
+
+@pytest.mark.parametrize("options", [{}, {"random": "3.*"}], ids=["all weights", "the last layer"])
+@pytest.mark.parametrize("rank", [0, 4])
+def test_checkpoints_of_another_loop_give_the_posterior_of_a_run(rank: int, options: dict[str, Any]) -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).double()
+    method = SWAG(FIT, every=5, rank=rank, warmup=5, scale=0.7)
+    q, joint, states = checkpointed(module, method, numbers(FLOAT64), **options)
+    own = SWAG(rank=rank, scale=0.7).from_checkpoints(joint, iter(states), numbers(FLOAT64), batch_size=6, seed=5)
+    assert len(states) == 7
+    assert same_bits(own, q)  # moments, statistics and all
+
+
+def test_checkpoints_without_rows_keep_the_last_statistics_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).double()
+    _, joint, states = checkpointed(module, SWAG(FIT, every=5, rank=2, warmup=0), numbers(FLOAT64))
+    q = SWAG(rank=2).from_checkpoints(joint, states)
+    assert "batch-norm statistics are those of the last checkpoint" in caplog.text
+    assert torch.equal(q.buffers["1.running_mean"], states[-1]["1.running_mean"])
+    with pytest.raises(ValueError, match=r"at least 20 checkpoints.*Got 8"):
+        SWAG().from_checkpoints(joint, states)
+    with pytest.raises(ValueError, match=r"at least 2 checkpoints.*Got 0"):
+        SWAG(rank=0).from_checkpoints(joint, [])
+    with pytest.raises(ValueError, match=r"with '0.weight' of shape \(4, 3\). Got none"):
+        SWAG(rank=2).from_checkpoints(joint, [{f"module.{name}": t for name, t in states[0].items()}])
+    noise = dataclasses.replace(joint, likelihood=Gaussian())
+    with pytest.raises(ValueError, match=r"SWAG.from_checkpoints: the noise must be given"):
+        SWAG(rank=2).from_checkpoints(noise, states)

@@ -13,7 +13,7 @@ from posterity.diagnostics.chains import rhat
 from posterity.errors import check_batch_size, of_kinds, positive, shown
 from posterity.inference.kept import kept_bytes, stacked
 from posterity.inference.memory import activation_bytes
-from posterity.inference.method import Footprint, Traits, theta_bytes
+from posterity.inference.method import Footprint, Method, Traits, theta_bytes
 from posterity.methods.parts.chains import APART, Chains, warn_of_unmixed
 from posterity.methods.parts.fisher import Fisher
 from posterity.methods.parts.gradient_runs import batches_in_pass, risen, usual_rate
@@ -137,6 +137,14 @@ class MinibatchChains(Chains):
     @property
     def traits(self) -> Traits:
         return replace(super().traits, recordable=True)
+
+    def shortened(self, length: int) -> tuple[Method, str] | None:
+        reason = (
+            f"its schedule {self.schedule} is spread over all steps, unlike Constant() and Cyclic()"
+            if self.schedule.spreads
+            else ""
+        )
+        return replace(self, draws=length), reason  # type: ignore[type-var]
 
     @property
     def usual_rate(self) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from posterity.errors import of_kinds
-from posterity.inference.method import GradientFit, Info
+from posterity.inference.method import GradientFit, Info, Method
 from posterity.inference.run import Trace
 from posterity.methods.parts.gradient_runs import usual_steps
 from posterity.methods.parts.gradients.drawn_weights import PairedSampling, WeightSampling
@@ -97,6 +97,19 @@ class VariationalFit(GradientFit):
             **self._choices(joint, DRAWS if small else 1),
         }
         return replace(self, batch_size=size, **changes)  # type: ignore[type-var]
+
+    def shortened(self, length: int) -> tuple[Method, str] | None:
+        result = super().shortened(length)
+        assert result is not None
+        method, reason = result
+        if not reason and self._waits:
+            reason = "its covariance waits for a share of all steps"
+        return method, reason
+
+    @property
+    def _waits(self) -> bool:
+        """Whether some parameters rest in the first share of the run."""
+        return False
 
     def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
         from posterity.methods.parts.scales import by_m_steps  # which is made of such methods
