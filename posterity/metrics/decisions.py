@@ -22,7 +22,7 @@ def confusion_matrix(pred: Predictive, y: Tensor, costs: Any = None) -> Tensor:
     >>> confusion_matrix(pred, torch.tensor([0, 0, 1])).tolist()
     [[1, 1], [0, 1]]
     """
-    probs, labels = (value.cpu() for value in labelled("confusion_matrix", pred, y))
+    probs, labels = (value.cpu() for value in labelled("confusion_matrix", pred, y)[:2])
     classes = probs.shape[1]
     decided = _decided(probs, costs)
     if int(decided.max()) >= classes:
@@ -55,11 +55,11 @@ def mean_cost(pred: Predictive, y: Tensor, costs: Any = None) -> Tensor:
     >>> mean_cost(ClassPredictive(torch.tensor([[0.9, 0.1], [0.6, 0.4]])), torch.tensor([1, 1]), [[0, 1], [5, 0]])
     2.5
     """
-    probs, labels = labelled("mean_cost", pred, y)
+    probs, labels, seen = labelled("mean_cost", pred, y)
     decided = _decided(probs, costs)
     if costs is None:
-        return per_row(decided != labels, pred)
-    return per_row(_costs(costs, probs.shape[1]).to(probs.device)[labels, decided], pred)
+        return per_row(decided != labels, pred, seen)
+    return per_row(_costs(costs, probs.shape[1]).to(probs.device)[labels, decided], pred, seen)
 
 
 def cost_threshold(costs: Any) -> float:
@@ -130,15 +130,19 @@ def risk_coverage(pred: Predictive, y: Tensor) -> RiskCoverage:
     >>> curve.at(0.5), curve.at(1.0)
     (0.0, 0.5)
     """
-    targets = scored("risk_coverage", pred, y)
+    targets, seen = scored("risk_coverage", pred, y)
+    there = seen.reshape(len(pred), -1)
+    if not bool(there.any(1).all()):  # rows without a target
+        pred, targets, there = pred.rows(there.any(1)), targets[there.any(1)], there[there.any(1)]
     if pred.classifies:
         if pred.probs.dim() > 2:
             raise BadData(f"risk_coverage needs one label a row. Got probabilities {tuple(pred.probs.shape)}.")
         sure, answer = pred.probs.double().max(1)
         losses = (answer != targets).double()
     else:
+        errors = (targets - pred.mean).double().square().reshape(len(pred), -1)
+        losses = torch.where(there, errors, 0.0).sum(1) / there.sum(1)
         sure = -pred.std.double().reshape(len(pred), -1).mean(1)
-        losses = (targets - pred.mean).double().square().reshape(len(pred), -1).mean(1)
     ordered, order = (-sure.cpu()).sort(stable=True)
     group = torch.searchsorted(ordered, ordered)  # the first row that is equally sure
     counts = torch.bincount(group)

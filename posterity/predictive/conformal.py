@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posterity.errors import BadData, of_kinds, positive_whole, shown
 from posterity.numerics.random import Key
-from posterity.predictive.predictive import Predictive, between_zero_and_one
+from posterity.predictive.predictive import Predictive, between_zero_and_one, refuse_missing
 
 logger = logging.getLogger("posterity")
 
@@ -373,7 +373,7 @@ def _paired(name: str, predictives: Any, targets: Any, *, classifies: bool) -> t
     if len(models) != len(ys):
         raise ValueError(f"{name} needs targets for each fold. Got {len(models)} predictives and {len(ys)} targets.")
     kind = "classification" if classifies else "regression"
-    for pred in models:
+    for pred, y in zip(models, ys, strict=True):
         if not isinstance(pred, Predictive) or pred.classifies != classifies:
             raise TypeError(f"{name} needs predictives of {kind}. Got {shown(pred)}.")
         if not len(pred):
@@ -382,6 +382,7 @@ def _paired(name: str, predictives: Any, targets: Any, *, classifies: bool) -> t
             raise BadData(
                 f"{name} needs one label a row, (N, C). Got {tuple(pred.probs.shape)}. Flatten the positions."
             )
+        refuse_missing(name, pred.check(y))
     return models, ys
 
 

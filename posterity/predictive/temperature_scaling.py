@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData, positive
+from posterity.likelihoods.likelihood import IGNORED
 from posterity.predictive.classes import ClassPredictive
 
 _LARGEST = 1e3  # temperature, and the inverse of the smallest
@@ -45,7 +46,8 @@ class TemperatureScaling:
     def fit(cls, logits: Tensor, y: Tensor) -> "TemperatureScaling":
         """Minimise the loss at held-out logits (N, C), or (N, 1) and (N,) for one binary logit."""
         logits = _two_or_more(logits)
-        labels = ClassPredictive(logits.softmax(-1)).check(y).unsqueeze(-1)
+        labels = ClassPredictive(logits.softmax(-1)).check(y)
+        logits, labels = logits[labels != IGNORED], labels[labels != IGNORED].unsqueeze(-1)
         if not len(logits):
             raise BadData("TemperatureScaling.fit needs at least one row. Got none. Hold out some rows.")
         target = logits.gather(-1, labels).mean()
