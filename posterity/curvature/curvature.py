@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import ClassVar
 
@@ -21,6 +22,7 @@ from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.problem import Problem
+from posterity.model.weights import entry_weights, output_weights, row_weights, weighted_log_prob
 from posterity.numerics.autodiff import dense_hessian
 from posterity.numerics.random import Key
 
@@ -96,10 +98,15 @@ class Rows:
         """Whether the curvature has `jacobians`."""
         return self.curvature.factored
 
-    @property
+    @cached_property
     def weights(self) -> Tensor | None:
-        """Weights of the rows (n,); None where all are 1."""
-        return None if self.batch is None else self.batch.weights
+        """Weights of the rows (n,), the means of their entries'; None where all are 1."""
+        return None if self.batch is None else row_weights(self.data[0].likelihood, self.batch, self.theta.dtype)
+
+    @cached_property
+    def entry_weights(self) -> Tensor | None:
+        """Weights (n,) of the rows or (n, *entries) of their entries, 0 for missing targets; None where all are 1."""
+        return None if self.batch is None else entry_weights(self.data[0].likelihood, self.batch, self.theta.dtype)
 
     @property
     def size(self) -> int:
@@ -138,8 +145,8 @@ class Rows:
                     part, rows = piece.jacobian.part(known.head), slice(piece.low, piece.low + len(piece.outputs))
                     assert isinstance(part, Thin)
                     slope = score(self.likelihood, piece.outputs, batch.targets[rows])
-                    if self.weights is not None:
-                        slope = slope * self.weights[rows].unsqueeze(-1).to(slope.dtype)
+                    if (weights := self._output_weights(piece.outputs, rows)) is not None:
+                        slope = slope * weights
                     slope = (slope.T @ part.inputs).flatten().to(torch.float64)
                     self._head_slope = slope if self._head_slope is None else self._head_slope + slope
             yield piece
@@ -172,10 +179,14 @@ class Rows:
     def _columns(self, outputs: Tensor, low: int) -> Tensor:
         targets = self.data[1].targets[low : low + len(outputs)]
         columns = self.curvature.columns(self.likelihood, outputs, targets, self.key.fold(low)).detach()
-        if self.weights is None:
-            return columns
-        root = self.weights[low : low + len(outputs)].sqrt().to(columns.dtype)
-        return columns * root.view(-1, *[1] * (outputs.dim() - 1))
+        weights = self._output_weights(outputs, slice(low, low + len(outputs)))
+        return columns if weights is None else columns * weights.sqrt()
+
+    def _output_weights(self, outputs: Tensor, rows: slice) -> Tensor | None:
+        """Weights that broadcast to the outputs (n, *event) of some of the rows; None where all are 1."""
+        if self.entry_weights is None:
+            return None
+        return output_weights(self.likelihood, self.entry_weights[rows], outputs).to(outputs.dtype)
 
     @property
     def likelihood(self) -> Likelihood:
@@ -188,8 +199,9 @@ class Rows:
         if isinstance(self.joint, Density):
             return self.joint.log_density(self.theta).detach().to(torch.float64)
         with torch.no_grad():
-            rows = self.likelihood.log_prob(self.outputs(), self.data[1].targets).to(torch.float64)
-            return rows.sum() if self.weights is None else (rows * self.weights).sum()
+            batch = self.data[1]
+            weights = None if batch.weights is None else batch.weights.double()
+            return weighted_log_prob(self.likelihood, self.outputs(), batch.targets, weights).double().sum()
 
     def matrix(self) -> Tensor:
         """The dense matrix (R, R), in float64."""
@@ -230,8 +242,7 @@ class Rows:
 
         def negative(weights: Tensor) -> Tensor:
             outputs = joint.network.outputs(rebuild(weights), batch.inputs, self.buffers)
-            rows = likelihood.log_prob(outputs, batch.targets)
-            return -(rows.sum() if batch.weights is None else (rows * batch.weights).sum())
+            return -weighted_log_prob(likelihood, outputs, batch.targets, batch.weights).sum()
 
         return negative, random
 

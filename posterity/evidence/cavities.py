@@ -16,6 +16,7 @@ from posterity.evidence.tuning import Search, Tuned, with_tuned
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.likelihoods import Likelihood
 from posterity.model.batch import Batch
+from posterity.model.weights import with_targets
 from posterity.numerics.random import Key
 from posterity.posteriors.gaussian import Linearized
 from posterity.posteriors.posterior import default_integrator
@@ -83,6 +84,9 @@ def _cavities(
     with torch.enable_grad():
         (slope,) = torch.autograd.grad(joint.likelihood.log_prob(leaf, _targets(rows)).sum(), leaf)
     curvature = joint.likelihood.output_fisher(mean, mean.dim() - 1) * float(joint.tempering.likelihood_power)
+    used = None if rows.complete else joint.likelihood.used_outputs(mean, _targets(rows))
+    if used is not None:
+        curvature = curvature * (used.unsqueeze(-1) & used.unsqueeze(-2))
     hat = covariance @ curvature  # (n, D, D)
     defined = torch.linalg.eigvals(hat).real.amax(-1) < _LARGEST
     identity = torch.eye(hat.shape[-1], dtype=hat.dtype, device=hat.device)
@@ -208,6 +212,7 @@ class PredictiveFit:
     def chosen_on(self, posterior: Linearized, rows: Batch) -> Linearized:
         """The posterior at the precision chosen by the predictions of held-out rows."""
         joint = posterior.joint.as_joint("PredictiveFit")
+        rows = with_targets(joint.likelihood, rows)
         outputs = joint.outputs(posterior.point(), rows.inputs, posterior.buffers or None)
         losses = [-float(joint.likelihood.log_prob(outputs, rows.targets).mean())]  # without any width
 

@@ -232,8 +232,10 @@ def _exact_fit(gaussian: Gaussian, data: Data) -> float | None:
         if not survey(joint, batch.inputs).only_head:
             return None
         mean, variance = functions.output_moments(batch.inputs, marginal=True)
-        rows = joint.likelihood.expected_log_prob(mean, variance, batch.targets)
-        total += float((rows if batch.weights is None else rows * batch.weights).sum(dtype=torch.float64))
+        by_entry = batch.weights is not None and batch.weights.dim() > 1
+        expected = joint.likelihood.expected_entry_log_prob if by_entry else joint.likelihood.expected_log_prob
+        each = expected(mean, variance, batch.targets)
+        total += float((each if batch.weights is None else each * batch.weights).sum(dtype=torch.float64))
     return total
 
 

@@ -87,7 +87,7 @@ class Expected(NamedTuple):
 
     log_likelihood: Tensor  # (S,) log p(D | w_s) over all data at draws w_s ~ q; S = 1 where in closed form
     squares: Tensor  # (E,) sum_n w_n E_q (y_n - f_n)^2, for each of the E entries of an output row
-    count: Tensor  # type: ignore[assignment]  # () sum_n w_n; a tuple has a method of that name
+    count: Tensor  # type: ignore[assignment]  # () sum_n w_n, (E,) where entries differ; a tuple has such a method
 
 
 class Maximisation(ABC):
@@ -387,11 +387,12 @@ def _sums(joint: Joint, expected: Expected | None) -> Sequence[tuple[float, floa
     shared = _shared(joint)
     if expected is None:
         raise ValueError("NoiseScale needs the expected squares of the residuals. Pass expected=Expected(...).")
-    count, squares = float(expected.count), expected.squares.double().reshape(-1).tolist()
+    squares = expected.squares.double().reshape(-1).tolist()
+    counts = expected.count.double().expand(len(squares)).tolist()
     if shared:
-        return [(count * len(squares), sum(squares))]
+        return [(sum(counts), sum(squares))]
     assert isinstance(joint.likelihood, Gaussian)
     scales = torch.as_tensor(joint.likelihood.scale).numel()
     if len(squares) != scales:
         raise ValueError(f"NoiseScale: the noise has {scales} scales. Got squares of {len(squares)} outputs.")
-    return [(count, total) for total in squares]
+    return list(zip(counts, squares, strict=True))

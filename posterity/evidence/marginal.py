@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from posterity.likelihoods import Gaussian, Heteroscedastic
-from posterity.likelihoods.likelihood import Likelihood
+from posterity.likelihoods.likelihood import Likelihood, event_sum
 from posterity.likelihoods.scaled import Scaled
 from posterity.model.data import Batch
 from posterity.model.joint import Joint
+from posterity.model.weights import entry_weights
 from posterity.numerics.layout import Layout, Slice
 from posterity.options import LEFT_OUT
 from posterity.precisions.precision import Precision
@@ -314,9 +315,13 @@ def residual_sums(likelihood: Likelihood, outputs: Tensor, batch: Batch) -> Tens
     """
     if not isinstance(likelihood, Gaussian):
         return outputs.new_zeros(2, dtype=torch.float64)
-    targets, weights = batch.targets, batch.weights
+    targets, weights = batch.targets, entry_weights(likelihood, batch, torch.float64)
     event_dims = targets.dim() - (2 if batch.per_member else 1)
     squares = (targets.to(torch.float64) - outputs.to(torch.float64)).square()
+    squares = squares if batch.complete else torch.where(likelihood.observed(targets), squares, 0.0)
+    if weights is not None and weights.dim() == targets.dim():
+        entries = torch.stack([squares * weights, weights.expand(squares.shape)])
+        return event_sum(entries, event_dims).sum(-1).movedim(0, -1)
     rows = squares.flatten(-event_dims) if event_dims else squares.unsqueeze(-1)  # (..., n, D)
     entries = torch.stack([rows.sum(-1), torch.full_like(rows[..., 0], rows.shape[-1])])  # (2, ..., n)
     return (entries if weights is None else entries * weights).sum(-1).movedim(0, -1)

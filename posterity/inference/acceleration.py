@@ -78,7 +78,7 @@ class Potential:
         self.batch = batch
         self._chunks = [(batch, 1.0)] if batch is None else _chunks(joint, batch, self.chains, self._limit)
         self._tensors: tuple[Tensor, ...] = () if batch is None else batch_tensors(batch)
-        self._names = () if batch is None else (batch.per_member, *batch.tensors)  # the meaning of the tensors
+        self._names = () if batch is None else (batch.per_member, batch.complete, *batch.tensors)  # their meaning
 
     def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Return value and gradient."""

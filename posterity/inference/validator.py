@@ -15,7 +15,8 @@ class Validator:
     """The mean negative log-likelihood (nats per row) of a posterior's predictions on the validation rows.
 
     Takes the problem and (inputs, targets[, weights]) or whatever else `as_data` takes; with weights the mean is
-    weighted. The rows are checked against the model at once.
+    weighted. Missing targets are left out, and rows without any target do not count. The rows are checked against the
+    model at once.
     """
 
     def __init__(self, joint: Problem, validation: object) -> None:
@@ -25,9 +26,8 @@ class Validator:
             raise BadData("validation rows are the same for all members. Pass them without a member axis.")
         self._example = joint.example_output(joint.check(self._data.first()))
         self._feed = self._data.passes(ROWS)
-        weights = self._data.rows.weights if isinstance(self._data, TensorData) else None
-        if weights is not None and not bool((weights > 0).any()):
-            raise BadData("validation: the weights of the rows are all 0. Give at least one row a weight.")
+        if isinstance(self._data, TensorData) and not bool((self._weights(joint.check(self._data.rows)) > 0).any()):
+            raise BadData("validation: no row has a weight and a target. Give at least one row both.")
 
     def fingerprint(self) -> str:
         """Return a hash of the rows."""
@@ -50,6 +50,19 @@ class Validator:
             assert isinstance(rows, Batch)
             batch = self._joint.prepared(rows, self._example)
             log_prob = posterior.predict(batch.inputs).log_prob(batch.targets).double()
-            total -= float(log_prob.sum() if batch.weights is None else (log_prob * batch.weights).sum())
-            weight += batch.size if batch.weights is None else float(batch.weights.sum())
+            weights = self._weights(batch)
+            total -= float((log_prob * weights).sum())
+            weight += float(weights.sum())
         return total / weight
+
+    def _weights(self, batch: Batch) -> Tensor:
+        """Weights (n,) of the rows, 0 for those without a target."""
+        rows, observed = batch.targets.shape[:1], self._joint.likelihood.observed(batch.targets)
+        weights = torch.ones(rows, dtype=torch.float64, device=batch.targets.device)
+        if batch.weights is not None and batch.weights.shape != rows:
+            raise BadData(
+                "validation scores whole rows, so weights must be one for each row. Got weights "
+                f"{tuple(batch.weights.shape)}. Give weights {tuple(rows)}, and no target where one must not count."
+            )
+        weights = weights if batch.weights is None else batch.weights.double()
+        return weights if observed is None else weights * observed.reshape(batch.size, -1).any(1)

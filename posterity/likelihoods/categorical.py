@@ -7,20 +7,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from posterity.errors import BadData, shown
-from posterity.likelihoods.likelihood import Likelihood, event_sum, first_row
+from posterity.likelihoods.likelihood import IGNORED, Entrywise, first_row
 from posterity.numerics.random import Key
-
-_NO_LABEL = torch.iinfo(torch.int64).min  # torch gives the label -100 the probability 1 unless told otherwise
 
 
 @dataclass(frozen=True)
-class Categorical(Likelihood):
+class Categorical(Entrywise):
     """One of C classes with probabilities softmax(f), for each row or for each position of a row.
 
     **Math**: p(y = c | f) = exp(f_c) / sum_k exp(f_k), with logits f (..., N, C) and class indices y (N,) in
     0 .. C - 1. The Hessian of -log p in f is diag(p) - p p^T, whatever y is, so it equals the Fisher information.
     With `positions` = 1 (tokens), 2 (pixels), ... further axes, logits are (..., N, C, *positions) and labels
-    (N, *positions), as in `torch.nn.functional.cross_entropy`; log p is summed over the positions.
+    (N, *positions), as in `torch.nn.functional.cross_entropy`; log p is summed over the positions. Labels of -100 are
+    missing, and left out.
 
     **Limit**: exact; adding a constant to all logits of a label changes nothing, so the Hessian has rank C - 1.
 
@@ -50,7 +49,7 @@ class Categorical(Likelihood):
             )
 
     def check(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return targets as int64 class indices (N, *positions) for outputs (N, C, *positions)."""
+        """Return targets as int64 class indices or -100, (N, *positions), for outputs (N, C, *positions)."""
         fits = outputs.dim() == 2 + self.positions
         if not fits or targets.shape != (*outputs.shape[:1], *outputs.shape[2:]):
             axes = "".join(f", P{number}" for number in range(1, 1 + self.positions))
@@ -67,11 +66,12 @@ class Categorical(Likelihood):
         if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
             raise BadData(f"Categorical: targets must be integers. Got {targets.dtype}. Convert with y.long().")
         labels = targets.long()
-        bad = (labels < 0) | (labels >= classes)
+        bad = ((labels < 0) | (labels >= classes)) & (labels != IGNORED)
         if bad.any():
             raise BadData(
                 f"Categorical: targets must lie in 0..{classes - 1} for {classes} classes. Got {int(labels[bad][0])} "
-                f"in row {first_row(bad)}. Number the classes from 0, or give the network more outputs."
+                f"in row {first_row(bad)}. Number the classes from 0, give {IGNORED} where a label is missing, or give "
+                "the network more outputs."
             )
         return labels
 
@@ -93,18 +93,26 @@ class Categorical(Likelihood):
     def _axis(self) -> int:
         return -1 - self.positions
 
-    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        axis = self._axis
+    def observed(self, targets: Tensor) -> Tensor:
+        return targets.long() != IGNORED  # among uint8 torch would take 156 for it
+
+    def over_outputs(self, entries: Tensor) -> Tensor:
+        return entries.unsqueeze(self._axis)
+
+    def entry_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if outputs.dim() == targets.dim() + 1:
-            losses = functional.cross_entropy(outputs, targets, reduction="none", ignore_index=_NO_LABEL)
-            return event_sum(-losses, self.positions)
+            return -functional.cross_entropy(outputs, targets, reduction="none", ignore_index=IGNORED)
+        axis, observed = self._axis, self.observed(targets)
         lead = outputs.shape[: outputs.dim() - 1 - targets.dim()]
-        labels = targets.expand(*lead, *targets.shape).unsqueeze(axis)  # (..., N, 1, *positions)
-        return event_sum(outputs.log_softmax(axis).gather(axis, labels).squeeze(axis), self.positions)
+        labels = torch.where(observed, targets, 0).expand(*lead, *targets.shape).unsqueeze(axis)
+        return torch.where(observed, outputs.log_softmax(axis).gather(axis, labels).squeeze(axis), 0.0)
+
+    def _entries(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.entry_log_prob(outputs, targets)
 
     def total_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if outputs.dim() == targets.dim() + 1:  # fewer operations, which matters for small networks
-            return -functional.cross_entropy(outputs, targets, reduction="sum", ignore_index=_NO_LABEL)
+            return -functional.cross_entropy(outputs, targets, reduction="sum", ignore_index=IGNORED)
         return super().total_log_prob(outputs, targets)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
@@ -129,7 +137,7 @@ class Categorical(Likelihood):
         probabilities = outputs.softmax(self._axis)
         return probabilities * (1.0 - probabilities)
 
-    def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.output_fisher(outputs)
 
     def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData
-from posterity.likelihoods.likelihood import Likelihood, event_sum, real
+from posterity.likelihoods.likelihood import Entrywise, real
 from posterity.likelihoods.scaled import HALF_LOG_TWO_PI, Scaled
 from posterity.numerics.brief import repr_of_set
 from posterity.numerics.random import Key
@@ -70,11 +70,11 @@ class Gaussian(Scaled):
     def _unit_fisher(self) -> float:
         return 1.0
 
-    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _entries(self, outputs: Tensor, targets: Tensor) -> Tensor:
         scale = self._aligned(outputs)
         log_scale = scale.log() if isinstance(scale, Tensor) else math.log(scale)
-        entries = -0.5 * ((targets - outputs) / scale).square() - (log_scale + HALF_LOG_TWO_PI)
-        return event_sum(entries, targets.dim() - 1)
+        entries: Tensor = -0.5 * ((targets - outputs) / scale).square() - (log_scale + HALF_LOG_TWO_PI)
+        return entries
 
     def tilted_moments(self, mean: Tensor, variance: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         noise = torch.as_tensor(self.scale, dtype=mean.dtype, device=mean.device).reshape(()).square()
@@ -84,8 +84,15 @@ class Gaussian(Scaled):
 
     def expected_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         """Return log p(y | mean) - sum over the event of variance / (2 scale^2)."""
-        noise = self.variance(mean).flatten(1)
-        return self.log_prob(mean, targets) - 0.5 * (variance.reshape(noise.shape) / noise).sum(1)
+        return self.log_prob(mean, targets) - self._lost(mean, variance, targets).flatten(1).sum(1)
+
+    def expected_entry_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        return self.entry_log_prob(mean, targets) - self._lost(mean, variance, targets)
+
+    def _lost(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """Return variance / (2 scale^2), (N, *event); 0 where the target is missing."""
+        lost = 0.5 * (variance.reshape(mean.shape) / self.variance(mean))
+        return torch.where(self.observed(targets), lost, 0.0)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
         return outputs + self._aligned(outputs) * key.normal(outputs.shape, outputs.dtype, outputs.device)
@@ -93,7 +100,7 @@ class Gaussian(Scaled):
     def variance(self, outputs: Tensor) -> Tensor:
         return torch.zeros_like(outputs) + self._aligned(outputs) ** 2
 
-    def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.output_fisher(outputs, targets.dim() - 1)
 
     def cdf(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -102,7 +109,7 @@ class Gaussian(Scaled):
 
 
 @dataclass(frozen=True)
-class Heteroscedastic(Likelihood):
+class Heteroscedastic(Entrywise):
     """Normal noise whose mean and log scale are both network outputs.
 
     **Math**: outputs (..., N, 2 D) are D means a followed by D log scales r, for targets (N, D):
@@ -139,10 +146,13 @@ class Heteroscedastic(Likelihood):
         remedy = f"The network has {outputs.shape[1]} outputs: it must have two for each target."
         return real("Heteroscedastic", targets, shape, outputs.dtype, remedy)
 
-    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def over_outputs(self, entries: Tensor) -> Tensor:
+        return torch.cat([entries, entries], dim=-1)
+
+    def _entries(self, outputs: Tensor, targets: Tensor) -> Tensor:
         mean, log_scale = outputs.chunk(2, dim=-1)
-        entries = -0.5 * ((targets - mean) * (-log_scale).exp()).square() - (log_scale + HALF_LOG_TWO_PI)
-        return entries.sum(-1)
+        entries: Tensor = -0.5 * ((targets - mean) * (-log_scale).exp()).square() - (log_scale + HALF_LOG_TWO_PI)
+        return entries
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
         mean, log_scale = outputs.chunk(2, dim=-1)
@@ -154,7 +164,7 @@ class Heteroscedastic(Likelihood):
     def variance(self, outputs: Tensor) -> Tensor:
         return (2.0 * outputs.chunk(2, dim=-1)[1]).exp()
 
-    def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
         mean, log_scale = outputs.chunk(2, dim=-1)
         inverse = (-log_scale).exp()
         z = (targets - mean) * inverse

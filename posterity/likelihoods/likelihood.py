@@ -10,6 +10,9 @@ from torch import Tensor
 from posterity.errors import BadData, shown
 from posterity.numerics.random import Key
 
+IGNORED = -100
+"""The label of an entry that is missing, as in `torch.nn.functional.cross_entropy`."""
+
 REMEDY = "Reshape the targets, or give the network one output for each target."
 
 
@@ -26,17 +29,18 @@ def shaped(name: str, targets: Tensor, shape: torch.Size, remedy: str = REMEDY) 
 
 
 def real(name: str, targets: Tensor, shape: torch.Size, dtype: torch.dtype, remedy: str = REMEDY) -> Tensor:
-    """Return finite targets of the given shape and dtype; else raise BadData."""
+    """Return targets of the given shape and dtype, finite or missing (NaN); else raise BadData."""
     if not targets.is_floating_point() or targets.dtype != dtype:
         raise BadData(
             f"{name}: targets must have the outputs' dtype {dtype}. Got {targets.dtype}. Convert with y.to({dtype})."
         )
     targets = shaped(name, targets, shape, remedy)
-    finite = torch.isfinite(targets)
-    if not finite.all():
-        row = first_row(~finite)
+    infinite = torch.isinf(targets)
+    if infinite.any():
+        row = first_row(infinite)
         raise BadData(
-            f"{name}: targets must be finite. Got {shown(targets[row])} in row {row}. Drop or repair that row."
+            f"{name}: targets must be finite. Got {shown(targets[row])} in row {row}. Drop or repair that row, or "
+            "give NaN where a target is missing."
         )
     return targets
 
@@ -79,8 +83,26 @@ class Likelihood(ABC):
         """Return log p(y_n | f_n) for each row, (..., N), summed over the event; targets are those `check` returned."""
 
     def total_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum of `log_prob` over the rows, (...)."""
+        """Return the sum of `log_prob` over the rows, (...), for targets of which none is missing."""
         return self.log_prob(outputs, targets).sum(-1)
+
+    def observed(self, targets: Tensor) -> Tensor | None:
+        """Return which entries of the targets are not missing, shaped as they are; None where none can be missing."""
+        return None
+
+    def entry_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return log p of each entry of the targets, (..., N, *entries), whose sum is `log_prob`; 0 where missing."""
+        raise TypeError(
+            f"{type(self).__name__} has no log density for each entry of a target. Give one weight for each row, (N,)."
+        )
+
+    def over_outputs(self, entries: Tensor) -> Tensor:
+        """Return numbers (N, *entries), one for each entry of the targets, so that they broadcast to (N, *event)."""
+        return entries
+
+    def used_outputs(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Return which of the D outputs of each row an observed target depends on, (N, D); None where all are used."""
+        return None
 
     @abstractmethod
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
@@ -123,6 +145,10 @@ class Likelihood(ABC):
 
     def expected_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         """Return E log p(y_n | f_n) (N,) in closed form, for outputs of mean (N, *event) and variances (N, D)."""
+        raise TypeError(f"{type(self).__name__} has no expected log density in closed form. Average it over draws.")
+
+    def expected_entry_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """Return `expected_log_prob` of each entry of the targets, (N, *entries); 0 where missing."""
         raise TypeError(f"{type(self).__name__} has no expected log density in closed form. Average it over draws.")
 
     def tilted_moments(self, mean: Tensor, variance: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -180,6 +206,49 @@ class Likelihood(ABC):
     def free_log_prior(self, raw: Tensor) -> Tensor:
         """Return the log density of the prior of the raw parameters, (..., num_free) -> (...)."""
         return raw.new_zeros(raw.shape[:-1])
+
+
+class Entrywise(Likelihood):
+    """A likelihood whose targets are independent entries given the outputs, any of which may be missing.
+
+    Missing targets are NaN. They have no density: sums leave them out, with gradients and curvature of exactly 0,
+    whatever the outputs are there. A row that is wholly missing contributes nothing.
+    """
+
+    @abstractmethod
+    def _entries(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return log p of each entry, (..., N, *entries); no target is missing."""
+
+    @abstractmethod
+    def _hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return `output_hessian`; no target is missing."""
+
+    def observed(self, targets: Tensor) -> Tensor:
+        return targets == targets  # NaN is not
+
+    def entry_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        observed = self.observed(targets)
+        # Outputs are replaced as well: where a density overflows, its gradient times 0 would be NaN.
+        return torch.where(observed, self._entries(*self._filled(outputs, targets, observed)), 0.0)
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return event_sum(self.entry_log_prob(outputs, targets), targets.dim() - 1)
+
+    def total_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return event_sum(self._entries(outputs, targets), targets.dim() - 1).sum(-1)
+
+    def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        observed = self.observed(targets)
+        hessian, used = self._hessian(*self._filled(outputs, targets, observed)), self.used_outputs(outputs, targets)
+        return torch.where(used.unsqueeze(-1) & used.unsqueeze(-2), hessian, 0.0)
+
+    def used_outputs(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        used = self.over_outputs(self.observed(targets))
+        return used.expand(outputs.shape[outputs.dim() - used.dim() :]).reshape(len(used), -1)
+
+    def _filled(self, outputs: Tensor, targets: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs and targets with 0 where the target is missing."""
+        return torch.where(self.over_outputs(observed), outputs, 0.0), torch.where(observed, targets, 0)
 
 
 def event_sum(entries: Tensor, event_dims: int) -> Tensor:

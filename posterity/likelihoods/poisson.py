@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData
-from posterity.likelihoods.likelihood import Likelihood, diagonal_information, event_sum, first_row, shaped
+from posterity.likelihoods.likelihood import Entrywise, diagonal_information, first_row, shaped
 from posterity.numerics.random import Key
 
 
 @dataclass(frozen=True)
-class Poisson(Likelihood):
+class Poisson(Entrywise):
     """Counts 0, 1, 2, ... whose log rate is the network's output.
 
     **Math**: y ~ Poisson(rate) with rate = exp(f), log p = sum over the event of y f - exp(f) - log y!. Outputs and
@@ -38,16 +38,16 @@ class Poisson(Likelihood):
         if targets.is_complex():
             raise BadData(f"Poisson: targets must be counts. Got {targets.dtype}. Give integers.")
         counts = targets.to(outputs.dtype)
-        bad = ~((counts >= 0) & (counts == counts.floor()) & torch.isfinite(counts))
+        bad = ~((counts >= 0) & (counts == counts.floor()) & torch.isfinite(counts)) & ~counts.isnan()
         if bad.any():
             raise BadData(
                 f"Poisson: targets must be counts 0, 1, 2, ... Got {counts[bad][0].item():g} in row {first_row(bad)}. "
-                "For real numbers use Gaussian or StudentT."
+                "For real numbers use Gaussian or StudentT; give NaN where a count is missing."
             )
         return counts
 
-    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return event_sum(targets * outputs - outputs.exp() - torch.lgamma(targets + 1.0), targets.dim() - 1)
+    def _entries(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return targets * outputs - outputs.exp() - torch.lgamma(targets + 1.0)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
         return torch.poisson(outputs.exp(), generator=key.generator(outputs.device))
@@ -58,7 +58,7 @@ class Poisson(Likelihood):
     def variance(self, outputs: Tensor) -> Tensor:
         return outputs.exp()
 
-    def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.output_fisher(outputs, targets.dim() - 1)
 
     def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:

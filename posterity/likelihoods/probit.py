@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.likelihoods.bernoulli import binary_labels, labels_only
-from posterity.likelihoods.likelihood import Likelihood, diagonal_information, event_sum
+from posterity.likelihoods.likelihood import Entrywise, diagonal_information
 from posterity.numerics.random import Key
 
 _FAR = 20.0  # beyond, derivatives of erfcx lose digits, and nine terms of the series at infinity are exact
@@ -15,11 +15,12 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 @dataclass(frozen=True)
-class Probit(Likelihood):
+class Probit(Entrywise):
     """A label 0 or 1 that says whether a network output with standard normal noise is positive.
 
     **Math**: p(y = 1 | f) = Phi(f), the normal distribution function; log p = log Phi(z) with z = (2 y - 1) f, summed
-    over the event. Outputs are (..., N, 1) or (..., N) for one label in each row, (..., N, *event) for several. With
+    over the event; labels that are missing (NaN, or -100 among integers) are left out. Outputs are (..., N, 1) or
+    (..., N) for one label in each row, (..., N, *event) for several. With
     rho(z) = N(z) / Phi(z) the Hessian of -log p in f is rho(z) (z + rho(z)), between 0 and 1, and the Fisher
     information rho(f) rho(-f). Over a Gaussian output of mean m and variance v, E Phi(f) = Phi(m / sqrt(1 + v)).
 
@@ -40,11 +41,11 @@ class Probit(Likelihood):
     link = "probit"
 
     def check(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return targets 0/1 with the shape and dtype of outputs (N, *event); (N,) and (N, 1) are the same."""
+        """Return targets 0/1 or NaN with the shape and dtype of outputs (N, *event); (N,) and (N, 1) are the same."""
         return binary_labels("Probit", outputs, targets)
 
-    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return event_sum(_log_phi((2.0 * targets - 1.0) * outputs), targets.dim() - 1)
+    def _entries(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return _log_phi((2.0 * targets - 1.0) * outputs)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
         return torch.bernoulli(self.mean(outputs), generator=key.generator(outputs.device))
@@ -60,7 +61,7 @@ class Probit(Likelihood):
         quantiles = labels_only(outputs.double(), leading=2)
         return torch.stack([_log_phi(-quantiles), _log_phi(quantiles)], dim=2)
 
-    def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
         entries = _curvature((2.0 * targets - 1.0) * outputs)
         return diagonal_information("Probit", entries, targets.dim() - 1)
 

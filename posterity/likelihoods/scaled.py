@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive, shown
-from posterity.likelihoods.likelihood import Likelihood, event_shape, real
+from posterity.likelihoods.likelihood import Entrywise, Likelihood, event_shape, real
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
-class Scaled(Likelihood):
+class Scaled(Entrywise):
     """A density of (y - f) / scale, entry by entry. Subclasses are frozen dataclasses with at least these fields.
 
     `scale` is one for all outputs or one for each, (D,). With `learn` it is the starting value of a parameter whose

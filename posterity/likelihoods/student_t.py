@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from posterity.errors import positive
-from posterity.likelihoods.likelihood import diagonal_information, event_sum
+from posterity.likelihoods.likelihood import diagonal_information
 from posterity.likelihoods.scaled import Scaled
 from posterity.numerics.random import Key
 
@@ -59,12 +59,13 @@ class StudentT(Scaled):
     def _unit_fisher(self) -> float:
         return (self.degrees + 1.0) / (self.degrees + 3.0)
 
-    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _entries(self, outputs: Tensor, targets: Tensor) -> Tensor:
         scale, nu = self._aligned(outputs), self.degrees
         log_scale = scale.log() if isinstance(scale, Tensor) else math.log(scale)
         constant = math.lgamma(0.5 * (nu + 1.0)) - math.lgamma(0.5 * nu) - 0.5 * math.log(nu * math.pi)
         kernel = -0.5 * (nu + 1.0) * torch.log1p(((targets - outputs) / scale).square() / nu)
-        return event_sum(kernel - log_scale + constant, targets.dim() - 1)
+        entries: Tensor = kernel - log_scale + constant
+        return entries
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
         shape, nu = outputs.shape, self.degrees
@@ -78,7 +79,7 @@ class StudentT(Scaled):
         ratio = self.degrees / (self.degrees - 2.0) if self.degrees > 2.0 else math.inf
         return torch.zeros_like(outputs) + ratio * self._aligned(outputs) ** 2
 
-    def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
         scale, nu = self._aligned(outputs), self.degrees
         square = ((targets - outputs) / scale).square()
         entries = (nu + 1.0) * (nu - square) / (nu + square).square() / scale**2

@@ -16,6 +16,7 @@ from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.methods.parts.linear_model import at_zero, placed, precision_root, refuse_curved
 from posterity.model import Batch, Data, Feed, Joint, Problem
 from posterity.model.scales import leaves_out
+from posterity.model.weights import entry_weights, output_weights, weighted_log_prob
 from posterity.numerics.random import Key
 from posterity.posteriors import Gaussian, Linearized
 from posterity.precisions.dense import Dense
@@ -107,14 +108,14 @@ class Conjugate(Method):
             rows = batch.map(lambda tensor, low=low, size=size: tensor[low : low + size])  # type: ignore[misc]
             jacobian, outputs, targets = piece.jacobian.rows().double(), piece.outputs.double(), rows.targets.double()
             refuse_curved("Conjugate", joint, state.theta, rows, jacobian, outputs)
-            each = joint.likelihood.log_prob(targets, targets)
+            each = weighted_log_prob(joint.likelihood, targets, targets, rows.weights)
             information = joint.likelihood.output_fisher(outputs, outputs.dim() - 1)  # (n, D, D), diagonal
-            if rows.weights is not None:
-                each, information = each * rows.weights, information * rows.weights[:, None, None]
-            residual = (targets - outputs).reshape(size, -1, 1)
-            scale = information.diagonal(dim1=-2, dim2=-1).sqrt().unsqueeze(-1)  # (n, D, 1)
-            stack.append((scale * torch.cat([jacobian, residual], -1)).flatten(0, 1))  # (n D, R + 1)
-            log_normaliser = log_normaliser + each.sum()
+            information = information.diagonal(dim1=-2, dim2=-1)  # (n, D)
+            if (weights := entry_weights(joint.likelihood, rows, torch.float64)) is not None:
+                information = information * output_weights(joint.likelihood, weights, outputs).reshape(size, -1)
+            residual = torch.where(targets.isnan(), 0.0, targets - outputs).reshape(size, -1, 1)
+            stack.append((information.sqrt().unsqueeze(-1) * torch.cat([jacobian, residual], -1)).flatten(0, 1))
+            log_normaliser = log_normaliser + each.sum()  # the rows of `stack` are (n D, R + 1)
         root = _triangular(torch.cat(stack))
         info = {"log_likelihood": log_normaliser - 0.5 * root[:, -1].square().sum()}
         return ConjugateState(state.theta, root, log_normaliser), info

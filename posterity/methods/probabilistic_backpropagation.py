@@ -18,6 +18,7 @@ from posterity.inference.method import Footprint, Info, Method, theta_bytes
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model import Batch, Data, Feed, Joint, Problem
 from posterity.model.data import in_memory
+from posterity.model.weights import row_weights
 from posterity.numerics.random import Key
 from posterity.options import LEFT_OUT
 from posterity.posteriors import Gaussian, Propagated
@@ -131,9 +132,10 @@ class ProbabilisticBackpropagation(Method):
         own = _with_member_axis(state) if alone else state
         assert isinstance(batch.inputs, Tensor)
         axis, losses = batch.rows_axis, []
-        inputs, targets = batch.inputs.to(torch.float64), batch.targets.to(torch.float64)
+        inputs, targets = batch.inputs.to(torch.float64), batch.targets.to(torch.float64).nan_to_num()
+        weights = row_weights(joint.as_joint(_NAME).likelihood, batch, torch.float64)  # 0 for missing targets
         for row in range(batch.size):
-            weight = None if batch.weights is None else batch.weights.select(axis, row).to(torch.float64)
+            weight = None if weights is None else weights.select(axis, row)
             x = inputs.narrow(axis, row, 1).expand(len(own.mean), 1, -1)
             with torch.inference_mode():  # a fifth faster: the operations are many and small
                 losses.append(_absorb(known, own, x, targets.select(axis, row).reshape(-1), weight))

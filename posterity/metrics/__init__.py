@@ -1,5 +1,8 @@
 """Scores of a predictive distribution on held-out targets: `metric(pred, y) -> float`.
 
+A row is a row of the inputs; scores of labels, pixels or outputs are averaged over all of them, log densities summed
+in their row. Missing targets (NaN, label -100) are left out of sums and counts, and rows without any target, too.
+
 A metric sees the predictive and the targets, never a posterior; diagnostics of posteriors are in `diagnostics`.
 Permutation importance takes the function that predicts.
 """

@@ -88,6 +88,7 @@ def bootstrap(
     scores, of_mean = rows(pred, y).double().cpu(), metric.of_mean  # type: ignore[attr-defined]
     value = of_mean(float(scores.mean()))
     means, errors = _resampled(scores, resamples, key)
+    count = len(scores)  # without rows whose targets are all missing
     mean, error = float(scores.mean()), float(scores.std()) / math.sqrt(count) if count > 1 else 0.0
     two_values = bool(((scores == scores.min()) | (scores == scores.max())).all())
     if two_values or not math.isfinite(error) or _quantiles(errors, tails)[0] < _LEAST_ERROR * error:

@@ -112,7 +112,7 @@ def classwise_calibration_error(pred: Predictive, y: Tensor, bins: int = 15) -> 
     0.3
     """
     whole_number("classwise_calibration_error: bins", bins)
-    probs, labels = (value.cpu() for value in labelled("classwise_calibration_error", pred, y))
+    probs, labels = (value.cpu() for value in labelled("classwise_calibration_error", pred, y)[:2])
     errors = [
         _table(column, (labels == label).double(), _equal_width(column, bins), bins).expected_gap
         for label, column in enumerate(probs.unbind(-1))
@@ -124,7 +124,7 @@ def _confidence(metric: str, pred: Predictive, y: Tensor, bins: int) -> tuple[Te
     """Confidence and correctness (0 or 1) of each label; on the CPU, since sums on a GPU vary from run to run."""
     classification(metric, pred, "negative_log_likelihood")
     whole_number(f"{metric}: bins", bins)
-    probs, labels = labelled(metric, pred, y)
+    probs, labels, _ = labelled(metric, pred, y)
     confidence, predicted = probs.cpu().max(-1)
     return confidence, (predicted == labels.cpu()).double()
 
@@ -150,7 +150,8 @@ def confidence(pred: Predictive, y: Tensor) -> Tensor:
     >>> confidence(ClassPredictive(torch.tensor([[0.75, 0.25], [0.5, 0.5]])), torch.tensor([0, 0]))
     0.625
     """
-    return per_row(labelled("confidence", pred, y, "interval_width")[0].amax(-1), pred)
+    probs, _, seen = labelled("confidence", pred, y, "interval_width")
+    return per_row(probs.amax(-1), pred, seen)
 
 
 @mean_over_rows
@@ -163,14 +164,14 @@ def gibbs_confidence(pred: Predictive, y: Tensor) -> Tensor:
     >>> gibbs_confidence(ClassPredictive(draws.mean(0), draws), torch.tensor([0]))
     1.0
     """
-    labelled("gibbs_confidence", pred, y, "interval_width")
+    seen = labelled("gibbs_confidence", pred, y, "interval_width")[2]
     draws = pred.draws if isinstance(pred, ClassPredictive) else None
     if draws is None:
         raise ValueError(
             "gibbs_confidence needs the class probabilities of each posterior draw. Got averaged probabilities only. "
             "Predict with MonteCarlo(), or use confidence."
         )
-    return per_row(by_label(draws.amax(2).movedim(0, 1)).mean(-1), pred)
+    return per_row(by_label(draws.amax(2).movedim(0, 1)).mean(-1)[seen.reshape(-1)], pred, seen)
 
 
 @mean_over_rows
@@ -185,9 +186,9 @@ def coverage(pred: Predictive, y: Tensor, level: float = 0.95) -> Tensor:
     >>> coverage(pred, torch.tensor([1.9, 2.0]))  # the interval ends at 1.96
     0.5
     """
-    targets = regression("coverage", pred, y, "expected_calibration_error")
+    targets, seen = regression("coverage", pred, y, "expected_calibration_error")
     lower, upper = pred.interval(level)
-    return per_row((lower <= targets) & (targets <= upper), pred)
+    return per_row(((lower <= targets) & (targets <= upper))[seen], pred, seen)
 
 
 @mean_over_rows
@@ -201,6 +202,6 @@ def interval_width(pred: Predictive, y: Tensor, level: float = 0.95) -> Tensor:
     >>> round(interval_width(pred, torch.zeros(2)), 2)
     3.92
     """
-    regression("interval_width", pred, y, "confidence")
+    _, seen = regression("interval_width", pred, y, "confidence")
     lower, upper = pred.interval(level)
-    return per_row(upper - lower, pred)
+    return per_row((upper - lower)[seen], pred, seen)

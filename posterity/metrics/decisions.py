@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from posterity.errors import shown
-from posterity.metrics.scores import Uncertainty, classification, labelled, mean_over_rows, per_row, ranked, scored
+from posterity.metrics.scores import (
+    Uncertainty,
+    classification,
+    labelled,
+    mean_over_rows,
+    per_row,
+    ranked,
+    row_of,
+    scored,
+)
 from posterity.predictive.predictive import Predictive
 
 
@@ -22,7 +31,7 @@ def confusion_matrix(pred: Predictive, y: Tensor, costs: Any = None) -> Tensor:
     >>> confusion_matrix(pred, torch.tensor([0, 0, 1])).tolist()
     [[1, 1], [0, 1]]
     """
-    probs, labels = (value.cpu() for value in labelled("confusion_matrix", pred, y))
+    probs, labels = (value.cpu() for value in labelled("confusion_matrix", pred, y)[:2])
     classes = probs.shape[1]
     decided = _decided(probs, costs)
     if int(decided.max()) >= classes:
@@ -55,11 +64,11 @@ def mean_cost(pred: Predictive, y: Tensor, costs: Any = None) -> Tensor:
     >>> mean_cost(ClassPredictive(torch.tensor([[0.9, 0.1], [0.6, 0.4]])), torch.tensor([1, 1]), [[0, 1], [5, 0]])
     2.5
     """
-    probs, labels = labelled("mean_cost", pred, y)
+    probs, labels, seen = labelled("mean_cost", pred, y)
     decided = _decided(probs, costs)
     if costs is None:
-        return per_row(decided != labels, pred)
-    return per_row(_costs(costs, probs.shape[1]).to(probs.device)[labels, decided], pred)
+        return per_row(decided != labels, pred, seen)
+    return per_row(_costs(costs, probs.shape[1]).to(probs.device)[labels, decided], pred, seen)
 
 
 def cost_threshold(costs: Any) -> float:
@@ -132,17 +141,21 @@ def risk_coverage(pred: Predictive, y: Tensor, uncertainty: Uncertainty | None =
     >>> curve.at(0.5), curve.at(1.0)
     (0.0, 0.5)
     """
+    given = None if uncertainty is None else ranked("risk_coverage", pred, uncertainty)
     if pred.classifies:
-        probs, labels = labelled("risk_coverage", pred, y)
+        probs, labels, seen = labelled("risk_coverage", pred, y)
         sure, answer = probs.max(1)
         losses, unsure = (answer != labels).double().cpu(), -sure.cpu()
+        if given is not None:  # of a row, for each of its labels, or of each label
+            seen = seen.cpu()
+            unsure = given[row_of(seen)] if len(given) == len(pred) else given[seen.reshape(-1)]
     else:
-        targets = scored("risk_coverage", pred, y)
-        losses = (targets - pred.mean).double().square().reshape(len(pred), -1).mean(1).cpu()
-        unsure = pred.std.double().reshape(len(pred), -1).mean(1).cpu()
-    if uncertainty is not None:
-        unsure = ranked("risk_coverage", pred, uncertainty)
-        unsure = unsure.repeat_interleave(len(losses) // len(unsure))  # of a row, for each of its labels
+        targets, seen = scored("risk_coverage", pred, y)
+        there = seen.reshape(len(pred), -1)
+        errors = (targets - pred.mean).double().square().reshape(len(pred), -1)
+        kept = there.any(1).cpu()  # rows with a target
+        losses = (torch.where(there, errors, 0.0).sum(1) / there.sum(1)).cpu()[kept]
+        unsure = (pred.std.double().reshape(len(pred), -1).mean(1).cpu() if given is None else given)[kept]
     ordered, order = unsure.sort(stable=True)
     group = torch.searchsorted(ordered, ordered)  # the first row that is equally sure
     counts = torch.bincount(group)

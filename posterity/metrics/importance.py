@@ -77,7 +77,7 @@ def permutation_importance(
             rise += _rows(predict, permuted, y) - before
         rises.append(rise / repeats)
     each = torch.stack(rises)  # (F, N)
-    return PermutationImportance(each.mean(1), each.std(1) / len(inputs) ** 0.5, float(before.mean()))
+    return PermutationImportance(each.mean(1), each.std(1) / each.shape[1] ** 0.5, float(before.mean()))
 
 
 def _rows(predict: Callable[[Tensor], Predictive], inputs: Tensor, y: Tensor) -> Tensor:

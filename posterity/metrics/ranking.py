@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData, shown
-from posterity.metrics.scores import Uncertainty, labelled, ranked, with_row_weights
+from posterity.metrics.scores import Uncertainty, labelled, ranked, row_of, with_row_weights
 from posterity.predictive.predictive import Predictive
 
 
@@ -169,8 +169,8 @@ def _log_std(pred: Predictive) -> Tensor:
 
 def _labels(metric: str, pred: Predictive, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Probabilities (R, C), labels (R,) and weights (B, R) of all labels, on the CPU."""
-    probs, labels = (value.cpu() for value in labelled(metric, pred, y))
-    return probs, labels, weights.cpu().repeat_interleave(len(labels) // weights.shape[1], dim=1)
+    probs, labels, seen = (value.cpu() for value in labelled(metric, pred, y))
+    return probs, labels, weights.cpu()[:, row_of(seen)]
 
 
 def _over_classes(

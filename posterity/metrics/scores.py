@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData, shown
+from posterity.likelihoods.likelihood import IGNORED
 from posterity.numerics.random import Key
 from posterity.predictive.predictive import Predictive
 
@@ -76,11 +77,14 @@ def with_row_weights(weighted: Callable[[Predictive, Tensor, Tensor], Tensor]) -
     return cast(WeightedMetric, metric)
 
 
-def scored(metric: str, pred: Predictive, y: Tensor) -> Tensor:
-    """Return the targets checked and shaped by `pred.check`; raise BadData where they do not fit or there are none."""
+def scored(metric: str, pred: Predictive, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the targets checked and shaped by `pred.check`, and which are not missing; raise BadData without any."""
     targets = pred.check(y)
     some_rows(metric, pred)
-    return targets
+    seen = ~targets.isnan() if targets.is_floating_point() else targets != IGNORED
+    if not bool(seen.any()):
+        raise BadData(f"{metric} needs at least one target. Got {targets.numel()} that are all missing.")
+    return targets, seen
 
 
 def some_rows(metric: str, pred: Predictive) -> None:
@@ -91,11 +95,14 @@ def some_rows(metric: str, pred: Predictive) -> None:
 
 def labelled(
     metric: str, pred: Predictive, y: Tensor, instead: str = "negative_log_likelihood"
-) -> tuple[Tensor, Tensor]:
-    """Return probabilities (R, C) in float64 and labels (R,) of all rows and positions; refuse regression."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return probabilities (R, C) in float64 and labels (R,) of all rows and positions; refuse regression.
+
+    Missing labels are left out; the third tensor (N, *positions) is true where there is a label.
+    """
     classification(metric, pred, instead)
-    labels = scored(metric, pred, y)
-    return by_label(pred.probs), labels.reshape(-1)
+    labels, seen = scored(metric, pred, y)
+    return by_label(pred.probs)[seen.reshape(-1)], labels[seen], seen
 
 
 def by_label(probs: Tensor) -> Tensor:
@@ -103,9 +110,24 @@ def by_label(probs: Tensor) -> Tensor:
     return probs.double().movedim(1, -1).reshape(-1, probs.shape[1])
 
 
-def per_row(scores: Tensor, pred: Predictive) -> Tensor:
-    """Average the scores of all labels or outputs of a row, (N,)."""
-    return scores.reshape(len(pred), -1).double().mean(-1)
+def per_row(scores: Tensor, pred: Predictive, seen: Tensor | None = None) -> Tensor:
+    """Average the scores of all labels or outputs of a row, (N,).
+
+    Scores (R,) of the targets that were `seen` (N, *event), where others are missing, are summed in their rows and
+    divided by the mean number of targets of a row: the mean over rows is that over targets. Rows without any target
+    are left out.
+    """
+    if seen is None or bool(seen.all()):
+        return scores.reshape(len(pred), -1).double().mean(-1)
+    counts = seen.reshape(len(pred), -1).sum(-1)
+    totals = scores.new_zeros(len(pred), dtype=torch.float64)
+    totals = totals.index_add(0, row_of(seen), scores.reshape(-1).double())[counts > 0]
+    return totals * (len(totals) / counts.sum().double())
+
+
+def row_of(seen: Tensor) -> Tensor:
+    """The row of each true entry of a mask (N, *event), in order."""
+    return seen.reshape(len(seen), -1).nonzero()[:, 0]
 
 
 def classification(metric: str, pred: Predictive, instead: str) -> None:
@@ -114,8 +136,8 @@ def classification(metric: str, pred: Predictive, instead: str) -> None:
         raise TypeError(f"{metric} needs a classification predictive. Got {type(pred).__name__}. Use {instead}.")
 
 
-def regression(metric: str, pred: Predictive, y: Tensor, instead: str) -> Tensor:
-    """Return the targets checked by `scored`; raise a TypeError unless the predictive is one of regression."""
+def regression(metric: str, pred: Predictive, y: Tensor, instead: str) -> tuple[Tensor, Tensor]:
+    """Return targets and mask of `scored`; raise a TypeError unless the predictive is one of regression."""
     if pred.classifies:
         raise TypeError(f"{metric} needs a regression predictive. Got {type(pred).__name__}. Use {instead}.")
     return scored(metric, pred, y)
@@ -148,8 +170,8 @@ def accuracy(pred: Predictive, y: Tensor) -> Tensor:
     >>> accuracy(ClassPredictive(torch.tensor([[0.9, 0.1], [0.2, 0.8]])), torch.tensor([0, 0]))
     0.5
     """
-    probs, labels = labelled("accuracy", pred, y, "root_mean_squared_error")
-    return per_row(probs.max(-1).indices == labels, pred)
+    probs, labels, seen = labelled("accuracy", pred, y, "root_mean_squared_error")
+    return per_row(probs.max(-1).indices == labels, pred, seen)
 
 
 @mean_over_rows
@@ -162,8 +184,8 @@ def brier_score(pred: Predictive, y: Tensor) -> Tensor:
     >>> brier_score(ClassPredictive(torch.tensor([[0.5, 0.5], [0.0, 1.0]])), torch.tensor([0, 1]))
     0.25
     """
-    probs, labels = labelled("brier_score", pred, y)
-    return per_row((probs - torch.nn.functional.one_hot(labels, probs.shape[1])).square().sum(-1), pred)
+    probs, labels, seen = labelled("brier_score", pred, y)
+    return per_row((probs - torch.nn.functional.one_hot(labels, probs.shape[1])).square().sum(-1), pred, seen)
 
 
 @functools.partial(mean_over_rows, of_mean=math.sqrt)
@@ -175,8 +197,8 @@ def root_mean_squared_error(pred: Predictive, y: Tensor) -> Tensor:
     >>> root_mean_squared_error(pred, torch.tensor([1.0, 7.0]))
     5.0
     """
-    targets = regression("root_mean_squared_error", pred, y, "accuracy")
-    return per_row((targets - pred.mean).double().square(), pred)
+    targets, seen = regression("root_mean_squared_error", pred, y, "accuracy")
+    return per_row((targets - pred.mean).double().square()[seen], pred, seen)
 
 
 @mean_over_rows
@@ -188,8 +210,8 @@ def mean_absolute_error(pred: Predictive, y: Tensor) -> Tensor:
     >>> mean_absolute_error(pred, torch.tensor([1.0, -7.0]))
     4.0
     """
-    targets = regression("mean_absolute_error", pred, y, "accuracy")
-    return per_row((targets - pred.mean).double().abs(), pred)
+    targets, seen = regression("mean_absolute_error", pred, y, "accuracy")
+    return per_row((targets - pred.mean).double().abs()[seen], pred, seen)
 
 
 @with_row_weights
@@ -203,10 +225,11 @@ def r_squared(pred: Predictive, y: Tensor, weights: Tensor) -> Tensor:
     >>> r_squared(pred, torch.tensor([1.0, 2.0, 4.0]))
     0.7857142857142857
     """
-    targets = regression("r_squared", pred, y, "accuracy").double().reshape(len(pred), -1).cpu()
-    errors = (targets - pred.mean.double().reshape(targets.shape).cpu()).square()
-    away, weights = targets - targets.mean(0), weights.cpu()
-    total = weights.sum(1, keepdim=True)
+    given, there = regression("r_squared", pred, y, "accuracy")
+    targets, seen = (value.double().reshape(len(pred), -1).cpu() for value in (given, there))  # (N, outputs)
+    errors = torch.where(seen > 0, targets - pred.mean.double().reshape(targets.shape).cpu(), 0.0).square()
+    away, weights = torch.where(seen > 0, targets - targets.nanmean(0), 0.0), weights.cpu()
+    total = weights @ seen
     scatter = weights @ away.square() - (weights @ away).square() / total  # (B, outputs)
     scatter = torch.where(scatter > 1e-12 * (weights @ away.square()), scatter, torch.nan)
     return (1.0 - weights @ errors / scatter).mean(1)
@@ -236,18 +259,20 @@ def crps(pred: Predictive, y: Tensor, draws: int = 1000, seed: int = 0, most_nor
     >>> round(crps(pred, torch.tensor([0.0])), 4)  # (sqrt 2 - 1) / sqrt(pi)
     0.2337
     """
-    targets = regression("crps", pred, y, "brier_score").double().reshape(-1)  # (R,)
+    given, seen = regression("crps", pred, y, "brier_score")
+    there = seen.reshape(-1)
+    targets = given.double().reshape(-1)[there]  # (R,)
     whole_number("crps: draws", draws, least=2)
     if pred.normals is None or len(pred.normals[0]) > most_normals:
-        sample = pred.sample(draws, Key(seed)).double().reshape(draws, -1)  # (draws, R)
-        return per_row(_crps_of_samples(sample, targets), pred)
-    means, scales = (value.double().reshape(len(value), -1) for value in pred.normals)  # (S, R)
+        sample = pred.sample(draws, Key(seed)).double().reshape(draws, -1)[:, there]  # (draws, R)
+        return per_row(_crps_of_samples(sample, targets), pred, seen)
+    means, scales = (value.double().reshape(len(value), -1)[:, there] for value in pred.normals)  # (S, R)
     together = max(1, _PAIRS // len(means) ** 2)
     parts = [
         _crps_of_normals(means[:, low : low + together], scales[:, low : low + together], targets[low : low + together])
         for low in range(0, len(targets), together)
     ]
-    return per_row(torch.cat(parts), pred)
+    return per_row(torch.cat(parts), pred, seen)
 
 
 def _crps_of_samples(sample: Tensor, targets: Tensor) -> Tensor:
@@ -278,14 +303,16 @@ def negative_log_likelihood(pred: Predictive, y: Tensor) -> Tensor:
 
     **Math**: -(1/N) sum_n log E p(y_n | w): the log of the average over the posterior. The average of the log
     (`gibbs_negative_log_likelihood`) is never smaller, by Jensen, and scores one posterior draw instead of the
-    prediction. Log densities of all outputs or positions of a row are summed.
+    prediction. Log densities of all outputs or positions of a row are summed; missing targets are left out, and so are
+    rows without any.
 
     >>> from posterity.predictive import ClassPredictive
     >>> pred = ClassPredictive(torch.tensor([[0.5, 0.5], [0.25, 0.75]]))
     >>> round(negative_log_likelihood(pred, torch.tensor([0, 1])), 4)
     0.4904
     """
-    return -pred.log_prob(scored("negative_log_likelihood", pred, y))
+    targets, seen = scored("negative_log_likelihood", pred, y)
+    return -_with_target(pred.log_prob(targets), seen)
 
 
 @mean_over_rows
@@ -302,7 +329,14 @@ def gibbs_negative_log_likelihood(pred: Predictive, y: Tensor) -> Tensor:
     >>> round(gibbs_negative_log_likelihood(pred, torch.tensor([0])), 4)  # (log 2 + log 4) / 2
     1.0397
     """
-    return -pred.expected_log_prob(scored("gibbs_negative_log_likelihood", pred, y))
+    targets, seen = scored("gibbs_negative_log_likelihood", pred, y)
+    return -_with_target(pred.expected_log_prob(targets), seen)
+
+
+def _with_target(values: Tensor, seen: Tensor) -> Tensor:
+    """Values of rows (N,), without those of rows that are wholly missing."""
+    there = seen.reshape(len(seen), -1).any(1)
+    return values if bool(there.all()) else values[there]
 
 
 @mean_over_rows

@@ -12,6 +12,7 @@ from torch.autograd.variable import Variable
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.batch import Batch
 from posterity.model.network import Network
+from posterity.model.weights import weighted_log_prob
 
 _KEPT = 4  # a step uses one or two pairs of vectors
 LANES = 4  # passes side by side on a GPU: deep layers have few pixels, and are too small to fill it alone
@@ -97,23 +98,31 @@ def batch_log_likelihood(likelihood: Likelihood, raw: Tensor, outputs: Tensor, b
     if not batch.per_member and batch.weights is None:
         targets = _targets(likelihood, raw, outputs, batch)
         likelihood = likelihood.with_free(raw) if raw.shape[-1] else likelihood
-        return likelihood.total_log_prob(outputs, targets)
+        if batch.complete or not batch.targets.is_floating_point():  # no label costs more for being missing
+            return likelihood.total_log_prob(outputs, targets)
+        return likelihood.log_prob(outputs, targets).sum(-1)
     return row_log_likelihoods(likelihood, raw, outputs, batch).sum(-1)
 
 
 def row_log_likelihoods(likelihood: Likelihood, raw: Tensor, outputs: Tensor, batch: Batch) -> Tensor:
     """w_n log p(y_n | f_n) of each row of the batch, (..., n), given the raw learnt parameters (..., H)."""
-    targets = _targets(likelihood, raw, outputs, batch)
+    targets, weights = _targets(likelihood, raw, outputs, batch), batch.weights
     if not batch.per_member:
-        rows = (likelihood.with_free(raw) if raw.shape[-1] else likelihood).log_prob(outputs, targets)
-    elif likelihood.member(0) is not likelihood:
+        likelihood = likelihood.with_free(raw) if raw.shape[-1] else likelihood
+        return weighted_log_prob(likelihood, outputs, targets, weights)
+    if likelihood.member(0) is not likelihood:
         own = [likelihood.member(index).with_free(raw[index]) for index in range(len(targets))]
-        rows = torch.stack([each.log_prob(f, y) for each, f, y in zip(own, outputs, targets, strict=True)])
-    elif raw.shape[-1]:  # members share all but the learnt parameters
-        rows = torch.func.vmap(lambda own, f, y: likelihood.with_free(own).log_prob(f, y))(raw, outputs, targets)
-    else:  # all rows of all members at once
-        rows = likelihood.log_prob(outputs.flatten(0, 1), targets.flatten(0, 1)).view(targets.shape[:2])
-    return rows if batch.weights is None else rows * batch.weights
+        each = zip(own, outputs, targets, [None] * len(own) if weights is None else weights, strict=True)
+        return torch.stack([weighted_log_prob(*member) for member in each])
+    if raw.shape[-1]:  # members share all but the learnt parameters
+        over = torch.func.vmap(
+            lambda own, f, y, w: weighted_log_prob(likelihood.with_free(own), f, y, w),
+            in_dims=(0, 0, 0, None if weights is None else 0),
+        )
+        return over(raw, outputs, targets, weights)
+    # All rows of all members at once.
+    flat = None if weights is None else weights.flatten(0, 1)
+    return weighted_log_prob(likelihood, outputs.flatten(0, 1), targets.flatten(0, 1), flat).view(targets.shape[:2])
 
 
 def _targets(likelihood: Likelihood, raw: Tensor, outputs: Tensor, batch: Batch) -> Tensor:

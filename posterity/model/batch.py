@@ -45,8 +45,10 @@ def num_rows(inputs: Inputs, axis: int = 0) -> int:
 class Batch(NamedTuple):
     """Rows: inputs, targets, and weights (n,) that multiply each row's log-likelihood, or None.
 
-    `per_member` says that every tensor has a leading member axis, (M, n, ...). `checked` says that a `Joint` has
-    checked the targets; others are checked in every call, since a label out of range would end a GPU's context.
+    Weights may also be one for each entry of a row's target, (n, *entries): tokens, pixels, outputs. `per_member` says
+    that every tensor has a leading member axis, (M, n, ...). `checked` says that a `Joint` has checked the targets;
+    others are checked in every call, since a label out of range would end a GPU's context. `complete` says that it
+    saw no missing target.
     """
 
     inputs: Inputs
@@ -54,6 +56,7 @@ class Batch(NamedTuple):
     weights: Tensor | None = None
     per_member: bool = False
     checked: bool = False
+    complete: bool = False
 
     @property
     def rows_axis(self) -> int:
@@ -76,7 +79,8 @@ class Batch(NamedTuple):
         if not self.per_member:
             return self
         weights = None if self.weights is None else self.weights[index]
-        return Batch(map_inputs(lambda x: x[index], self.inputs), self.targets[index], weights, checked=self.checked)
+        inputs, targets = map_inputs(lambda x: x[index], self.inputs), self.targets[index]
+        return Batch(inputs, targets, weights, checked=self.checked, complete=self.complete)
 
     def fingerprint(self) -> str:
         """Hash of every byte."""
@@ -270,6 +274,10 @@ def _consistent(batch: Batch) -> Batch:
                 f"Got {num_rows(batch.inputs, lead - 1)} rows of inputs and {tensor.shape[lead - 1]} of {name}."
             )
     weights = batch.weights
-    if weights is not None and (weights.dim() != lead or not bool((torch.isfinite(weights) & (weights >= 0)).all())):
-        raise BadData(f"weights must be one finite number >= 0 for each row. Got {shown(weights)}.")
+    fits = weights is None or weights.dim() == lead or weights.shape == batch.targets.shape
+    if weights is not None and not (fits and bool((torch.isfinite(weights) & (weights >= 0)).all())):
+        raise BadData(
+            "weights must be one finite number >= 0 for each row, or one for each target, "
+            f"{tuple(batch.targets.shape)}. Got {shown(weights)}."
+        )
     return batch

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
-from posterity.model.backward import Leaves, LeavesCache, backward, batch_log_likelihood, checked_targets, side_by_side
+from posterity.model.backward import Leaves, LeavesCache, backward, batch_log_likelihood, side_by_side
 from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, OwnOrders, Reordered, StreamData, TensorData
 from posterity.model.network import Buffers, Network
-from posterity.model.problem import check_finite, check_inputs, checked_patterns, example_output, like_saved
+from posterity.model.problem import check_inputs, checked_patterns, example_output, like_saved, prepared, say_missing
 from posterity.model.tempering import Tempering
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
@@ -30,7 +30,9 @@ class Joint:
     """The tempered log density of all data and weights, in nats, as a function of flat theta.
 
     **Math**: log_density(theta) = likelihood_power * sum_n w_n log p(y_n | f_theta(x_n)) + prior_power * log p(theta).
-    On a batch B the sum over data is estimated by (num_data / |B|) sum_{n in B}; nothing else is scaled.
+    On a batch B the sum over data is estimated by (num_data / |B|) sum_{n in B}; nothing else is scaled. `num_data`
+    and |B| count rows, not tokens or pixels, whatever is missing in them: log p of a row sums what is observed (no
+    label -100, no NaN), and is 0 where nothing is.
     theta is the network's weights (P,), followed by the likelihood's learnt raw parameters if it has any; a
     leading member axis (M, P) gives M densities at once.
 
@@ -380,14 +382,8 @@ class Joint:
 
     def prepared(self, batch: Batch, example: Tensor) -> Batch:
         """The batch with targets shaped for the likelihood, given an output row; raises BadData for bad rows."""
-        self.check_inputs(batch.inputs, per_member=batch.per_member)
-        if batch.targets.is_floating_point():
-            check_finite("targets", batch.targets, batch.per_member)
         likelihood = self.likelihood.fixed(self.likelihood.free(self.network.initial)).member(0)
-        outputs = example.expand(batch.size, *example.shape[1:])
-        targets = checked_targets(likelihood, outputs, batch)
-        weights = None if batch.weights is None else batch.weights.to(self.dtype)
-        return batch._replace(targets=targets, weights=weights, checked=True)
+        return prepared(likelihood, batch, example, self.dtype)
 
     def check(self, batch: Batch) -> Batch:
         """The batch with targets shaped for the likelihood; raises BadData where it does not fit the model."""
@@ -408,6 +404,7 @@ class Joint:
     def checked(self, data: Data) -> Data:
         """The data with targets shaped for the likelihood; raises BadData where they do not fit the model."""
         batch = self.check(data.first())
+        say_missing(self.likelihood, batch)
         self._check_number(data)
         if isinstance(data, TensorData):
             return dataclasses.replace(data, rows=batch)

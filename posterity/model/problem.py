@@ -1,12 +1,16 @@
 """The protocol of a problem, and checks of rows and stored networks against a model."""
 
+import logging
 from itertools import zip_longest
+from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from posterity.errors import BadData, BadFolder, shown
+from posterity.likelihoods.likelihood import Likelihood
+from posterity.model.backward import checked_targets
 from posterity.model.batch import Inputs, named_tensors
 from posterity.model.data import Batch, Data
 from posterity.model.network import Buffers, Network, OutputError
@@ -16,6 +20,8 @@ from posterity.numerics.random import Key
 
 if TYPE_CHECKING:
     from posterity.model.joint import Joint
+
+logger = logging.getLogger("posterity")
 
 
 class Problem(Protocol):
@@ -209,19 +215,51 @@ def example_output(network: Network, batch: Batch) -> Tensor:
     return outputs[:1]
 
 
-def check_finite(name: str, tensor: Tensor, per_member: bool) -> None:
-    """Raise BadData that names the first row with NaN or infinity."""
+def check_finite(name: str, tensor: Tensor, per_member: bool, *, may_miss: bool = False) -> None:
+    """Raise BadData that names the first row with NaN (unless values `may_miss`) or infinity."""
     # A sum is thirty times as fast as a test of every entry, which follows only where the sum is not finite.
     if bool(torch.isfinite(tensor.sum())):
         return
-    bad = ~torch.isfinite(tensor)
+    bad = torch.isinf(tensor) if may_miss else ~torch.isfinite(tensor)
     if bool(bad.any()):
         first = bad.nonzero()[0].tolist()
         where = f"row {first[1]} of member {first[0]}" if per_member else f"row {first[0]}"
         raise BadData(
-            f"{name} must be finite. Got {int(bad.sum())} NaN or infinite values, the first in {where}. "
-            "Remove or fill those rows."
+            f"{name} must be finite{', or NaN where missing' if may_miss else ''}. Got {int(bad.sum())} "
+            f"{'' if may_miss else 'NaN or '}infinite values, the first in {where}. Remove or fill those rows."
         )
+
+
+def prepared(likelihood: Likelihood, batch: Batch, example: Tensor, dtype: torch.dtype) -> Batch:
+    """The batch with targets shaped for the likelihood, given an output row (1, *event); raises BadData for bad rows.
+
+    Weights of single entries come out as weights of rows where a row has one entry.
+    """
+    check_inputs(batch.inputs, dtype, batch.per_member)
+    known = likelihood.observed(batch.targets)
+    if batch.targets.is_floating_point():
+        check_finite("targets", batch.targets, batch.per_member, may_miss=known is not None)
+    targets = checked_targets(likelihood, example.expand(batch.size, *example.shape[1:]), batch)
+    observed = likelihood.observed(targets)
+    weights = None if batch.weights is None else batch.weights.to(dtype)
+    rows = targets.shape[: batch.rows_axis + 1]
+    if weights is not None and weights.shape != rows:
+        if known is None:
+            raise BadData(
+                f"weights must be one for each row: {type(likelihood).__name__} has no log density for each entry of "
+                f"a target. Got weights {tuple(weights.shape)}. Give weights {tuple(rows)}."
+            )
+        weights = weights.reshape(rows if weights.numel() == prod(rows) else targets.shape)
+    complete = observed is None or bool(observed.all())
+    return batch._replace(targets=targets, weights=weights, checked=True, complete=complete)
+
+
+def say_missing(likelihood: Likelihood, batch: Batch) -> None:
+    """Log how many targets of a checked batch are missing."""
+    observed = None if batch.complete else likelihood.observed(batch.targets)
+    if observed is not None:
+        count, missing = observed.numel(), int((~observed).sum())
+        logger.info("%d of %d targets (of the first batch of a loader) are missing and left out", missing, count)
 
 
 def like_saved(network: Network, config: dict[str, Any], tensors: dict[str, Tensor]) -> Network:

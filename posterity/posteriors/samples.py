@@ -15,6 +15,7 @@ from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.problem import Problem
+from posterity.model.weights import weighted_log_prob
 from posterity.numerics.random import Key
 from posterity.posteriors.functions import Evaluation
 from posterity.posteriors.point import Point
@@ -311,5 +312,5 @@ def _outputs(joint: Joint, theta: Tensor, inputs: Inputs, buffers: Buffers) -> T
 def _log_prob(joint: Joint, theta: Tensor, batch: Batch, buffers: Buffers) -> Tensor:
     """Weighted log-likelihood of each row at each draw, (s, n) in float64."""
     outputs = _outputs(joint, theta, batch.inputs, buffers).double()
-    each = joint.likelihood.with_free(joint.split(theta)[1].double()).log_prob(outputs, batch.targets)
-    return each if batch.weights is None else each * batch.weights
+    likelihood = joint.likelihood.with_free(joint.split(theta)[1].double())
+    return weighted_log_prob(likelihood, outputs, batch.targets, batch.weights)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive, shown
+from posterity.likelihoods.likelihood import event_sum
 from posterity.numerics.random import Key
 from posterity.predictive.predictive import Predictive, aligned
 
@@ -82,13 +83,13 @@ class AffinePredictive(Predictive):
         return targets
 
     def log_prob(self, y: Tensor) -> Tensor:
-        return self.base.log_prob(self._inner(y)) - self._slope
+        return self.base.log_prob(self._inner(y)) - self._slope(y)
 
     def expected_log_prob(self, y: Tensor) -> Tensor:
-        return self.base.expected_log_prob(self._inner(y)) - self._slope
+        return self.base.expected_log_prob(self._inner(y)) - self._slope(y)
 
     def joint_log_prob(self, y: Tensor) -> Tensor:
-        return self.base.joint_log_prob(self._inner(y)) - len(self) * self._slope
+        return self.base.joint_log_prob(self._inner(y)) - self._slope(y).sum()
 
     def sample(self, draws: int, key: Key | None = None) -> Tensor:
         return self._outer(self.base.sample(draws, key))
@@ -113,7 +114,7 @@ class AffinePredictive(Predictive):
     def _inner(self, y: Tensor) -> Tensor:
         return (aligned(y, self.mean) - self.shift) / self.scale
 
-    @property
-    def _slope(self) -> Tensor:
-        """log |dy / dz| of a row, (): the sum of log scale over the event."""
-        return self.scale.log().expand(self.base.mean.shape[1:]).sum()
+    def _slope(self, y: Tensor) -> Tensor:
+        """log |dy / dz| of each row, (N,): the sum of log scale over its targets that are not missing."""
+        targets = aligned(y, self.mean)
+        return event_sum(torch.where(targets.isnan(), 0.0, self.scale.log()), targets.dim() - 1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData, shown
+from posterity.likelihoods.likelihood import IGNORED
 from posterity.numerics.random import Key
 from posterity.predictive.predictive import UNSHARED, Predictive, chosen_rows, rows
 
@@ -191,7 +192,10 @@ class ClassPredictive(Predictive):
         return (self.entropy - self.aleatoric).clamp_min(0.0)  # Jensen: below 0 only by rounding
 
     def check(self, y: Tensor) -> Tensor:
-        """Return labels (N, *positions) in 0 .. C - 1, or raise BadData. Binary targets may be floats, and (N, 1)."""
+        """Return labels (N, *positions) in 0 .. C - 1, or -100 where missing; raise BadData for others.
+
+        Binary targets may be floats, NaN where missing, and (N, 1).
+        """
         count, classes = self._probs.shape[:2]
         shape = (count, *self._probs.shape[2:])
         y = rows(y, count).to(self._probs.device)
@@ -203,16 +207,20 @@ class ClassPredictive(Predictive):
             )
         if y.is_complex() or (y.is_floating_point() and classes != 2):
             raise BadData(f"y must hold integer labels. Got {y.dtype}. Convert it by y.long().")
-        good = (y == 0) | (y == 1) if classes == 2 else (y >= 0) & (y < classes)
+        missing = y.isnan() if y.is_floating_point() else y.long() == IGNORED
+        good = ((y == 0) | (y == 1) if classes == 2 else (y >= 0) & (y < classes)) | missing
         if not bool(good.all()):
             raise BadData(
-                f"y must hold labels from 0 to {classes - 1}. Got {y[~good][0].item()}. Number the classes from 0."
+                f"y must hold labels from 0 to {classes - 1}. Got {y[~good][0].item()}. Number the classes from 0, and "
+                f"give {IGNORED} where a label is missing."
             )
-        return y.long()
+        return torch.where(missing, IGNORED, y).long()
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log probability of each row's label, (N,); a sum over positions where there are any."""
-        return self._probs.gather(1, self.check(y).unsqueeze(1)).log().flatten(1).sum(-1)
+        labels = self.check(y).unsqueeze(1)
+        chosen = self._probs.gather(1, labels.clamp_min(0)).masked_fill(labels == IGNORED, 1.0)
+        return chosen.log().flatten(1).sum(-1)
 
     def expected_log_prob(self, y: Tensor) -> Tensor:
         return self._average(self._each(y, "expected_log_prob needs", "use log_prob"))
@@ -262,7 +270,8 @@ class ClassPredictive(Predictive):
         """Log probability of each row under each draw, (S, N) in float64."""
         log_draws = self._known(needs, remedy)
         labels = self.check(y).unsqueeze(1)  # (N, 1, *positions)
-        chosen = log_draws.gather(2, labels.expand(len(log_draws), *labels.shape))  # (S, N, 1, *positions)
+        every = labels.clamp_min(0).expand(len(log_draws), *labels.shape)
+        chosen = log_draws.gather(2, every).masked_fill(labels == IGNORED, 0.0)  # (S, N, 1, *positions)
         return chosen.double().flatten(2).sum(-1)
 
     def _known(self, needs: str, remedy: str) -> Tensor:

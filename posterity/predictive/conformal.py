@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData, of_kinds, positive_whole, shown
+from posterity.likelihoods.likelihood import IGNORED
 from posterity.numerics.random import Key
-from posterity.predictive.predictive import Predictive, between_zero_and_one
+from posterity.predictive.predictive import Predictive, between_zero_and_one, refuse_missing
 
 logger = logging.getLogger("posterity")
 
@@ -339,12 +340,13 @@ class ConformalSets(Conformal):
         models, ys = _paired("ConformalSets.fit", predictives, labels, classifies=True)
         if order == "random" and any(pred.probs.dim() > 2 for pred in models):
             order = "group"
-        probs = [_by_label(pred.probs) for pred in models]
+        answers = [pred.check(y).cpu().reshape(-1) for pred, y in zip(models, ys, strict=True)]
+        probs = [_by_label(pred.probs)[own != IGNORED] for pred, own in zip(models, answers, strict=True)]
         uniform = (key or Key(0)).fold("calibration").uniform((sum(map(len, probs)),), torch.float64, "cpu")
-        parts = zip(models, probs, ys, torch.split(uniform, [len(own) for own in probs]), strict=True)
+        parts = zip(probs, answers, torch.split(uniform, [len(own) for own in probs]), strict=True)
         scores = [
-            _class_scores(own, u, penalty, free).gather(1, pred.check(y).cpu().reshape(-1, 1)).squeeze(1)
-            for pred, own, y, u in parts
+            _class_scores(own, u, penalty, free).gather(1, y[y != IGNORED].unsqueeze(1)).squeeze(1)
+            for own, y, u in parts
         ]
         return cls(torch.cat(scores), _numbers(probs), order, penalty, free)
 
@@ -378,11 +380,13 @@ def _paired(name: str, predictives: Any, targets: Any, *, classifies: bool) -> t
     if len(models) != len(ys):
         raise ValueError(f"{name} needs targets for each fold. Got {len(models)} predictives and {len(ys)} targets.")
     kind = "classification" if classifies else "regression"
-    for pred in models:
+    for pred, y in zip(models, ys, strict=True):
         if not isinstance(pred, Predictive) or pred.classifies != classifies:
             raise TypeError(f"{name} needs predictives of {kind}. Got {shown(pred)}.")
         if not len(pred):
             raise BadData(f"{name} needs at least one row in each fold. Got none. Hold out some rows.")
+        if not classifies:
+            refuse_missing(name, pred.check(y))
     return models, ys
 
 

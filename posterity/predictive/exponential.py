@@ -75,8 +75,8 @@ class ExponentialPredictive(Predictive):
 
     def check(self, y: Tensor) -> Tensor:
         targets = aligned(y, self.base.mean)
-        if not bool((targets > 0).all()):
-            raise BadData(f"y must be above 0, as its logarithm is predicted. Got {float(targets.min()):g}.")
+        if bool((targets <= 0).any()):
+            raise BadData(f"y must be above 0, as its logarithm is predicted. Got {float(targets[targets <= 0][0]):g}.")
         return targets
 
     def log_prob(self, y: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class ExponentialPredictive(Predictive):
     def _inner(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return z, and log |dy / dz| of each row, (N,)."""
         logs = self.check(y).double().log()
-        slope = (logs + math.log(self.scale)).flatten(1).sum(1)
+        slope = (logs + math.log(self.scale)).nan_to_num(0.0).flatten(1).sum(1)
         return (logs - self.shift) / self.scale, slope
 
     def _normals(self) -> tuple[Tensor, Tensor]:

@@ -109,27 +109,31 @@ class GaussianPredictive(Predictive):
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density of each row, (N,): joint over outputs with `covariance`, else a sum over outputs."""
-        residual = self._flat(self.check(y) - self._mean)  # (N, D)
+        targets = self._flat(self.check(y))  # (N, D)
+        residual, missing = targets - self._flat(self._mean), targets.isnan()
         if self.covariance is None:
             variance = self._flat(self.variance)
-            return -0.5 * (residual**2 / variance + torch.log(2.0 * math.pi * variance)).sum(-1)
-        return _log_normal(residual, self.covariance, self._flat(self._noise_variance)).to(residual.dtype)
+            entries = -0.5 * (residual**2 / variance + torch.log(2.0 * math.pi * variance))
+            return entries.masked_fill(missing, 0.0).sum(-1)
+        return _log_normal(residual, missing, self.covariance, self._flat(self._noise_variance)).to(residual.dtype)
 
     def expected_log_prob(self, y: Tensor) -> Tensor:
         noise = self._noise_variance
-        square = (self.check(y) - self._mean).square() + self._function_variance
+        targets = self.check(y)
+        square = (targets - self._mean).square() + self._function_variance
         entries: Tensor = -0.5 * (square / noise + torch.log(2.0 * math.pi * noise))
-        return self._flat(entries).sum(-1)
+        return self._flat(entries.masked_fill(targets.isnan(), 0.0)).sum(-1)
 
     def joint_log_prob(self, y: Tensor) -> Tensor:
-        residual = (self.check(y) - self._mean).reshape(-1)  # (N D,)
+        targets = self.check(y)
+        residual, missing = (targets - self._mean).reshape(-1), targets.isnan().reshape(-1)  # (N D,)
         if self.joint_covariance is None:
             raise ValueError(
                 "joint_log_prob needs the covariance of the outputs across rows. Got moments of each row by itself. "
                 "Give GaussianPredictive joint_covariance, or predict by draws: "
                 "from_outputs(likelihood, q.outputs(inputs, draws, key))."
             )
-        return _log_normal(residual, self.joint_covariance, self._noise_variance.reshape(-1))
+        return _log_normal(residual, missing, self.joint_covariance, self._noise_variance.reshape(-1))
 
     def sample(self, draws: int, key: Key | None = None) -> Tensor:
         noise = (key or Key(0)).normal((draws, *self._mean.shape), dtype=self._mean.dtype, device=self._mean.device)
@@ -180,12 +184,15 @@ def _factor(covariance: Tensor, noise: Tensor) -> Tensor:
     return factor
 
 
-def _log_normal(residual: Tensor, covariance: Tensor, noise: Tensor) -> Tensor:
-    """log N(residual; 0, covariance + diag(noise)) of vectors (..., D), in float64."""
+def _log_normal(residual: Tensor, missing: Tensor, covariance: Tensor, noise: Tensor) -> Tensor:
+    """log N(residual; 0, covariance + diag(noise)) of vectors (..., D), in float64; missing entries integrated out."""
+    if bool(missing.any()):  # independent of the others, with variance 1 and residual 0
+        covariance = covariance.masked_fill(missing.unsqueeze(-1) | missing.unsqueeze(-2), 0.0)
+        noise, residual = noise.masked_fill(missing, 1.0), residual.masked_fill(missing, 0.0)
     factor = _factor(covariance, noise)
     whitened: Tensor = torch.linalg.solve_triangular(factor, residual.double().unsqueeze(-1), upper=False).squeeze(-1)
     log_determinant = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    constant = residual.shape[-1] * math.log(2.0 * math.pi)
+    constant = (~missing).sum(-1).double() * math.log(2.0 * math.pi)
     return -0.5 * ((whitened**2).sum(-1) + log_determinant + constant)
 
 

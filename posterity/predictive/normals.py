@@ -112,9 +112,10 @@ class NormalsPredictive(Predictive):
         return NormalsPredictive(self._means[:, index], self._scales[:, index], self._weights, self._given[index])
 
     def _each(self, y: Tensor) -> Tensor:
-        """Log densities of the normals, (S, N, *event)."""
-        away = (self.check(y) - self._means) / self._scales
-        return -0.5 * away.square() - self._scales.log() - HALF_LOG_TWO_PI
+        """Log densities of the normals, (S, N, *event); 0 where the target is missing."""
+        targets = self.check(y)
+        away = (targets - self._means) / self._scales
+        return (-0.5 * away.square() - self._scales.log() - HALF_LOG_TWO_PI).masked_fill(targets.isnan(), 0.0)
 
     def _average(self, values: Tensor) -> Tensor:
         return torch.einsum("s,s...->...", self._weights.to(values.dtype), values)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData, shown
+from posterity.likelihoods.likelihood import IGNORED
 from posterity.numerics.random import Key
 
 
@@ -65,7 +66,11 @@ class Predictive(ABC):
 
     @abstractmethod
     def check(self, y: Tensor) -> Tensor:
-        """Return the targets shaped as `mean`, or as labels (N,); raise BadData where they do not fit the rows."""
+        """Return the targets shaped as `mean`, or as labels (N,); raise BadData where they do not fit the rows.
+
+        Missing targets are NaN, missing labels -100 (NaN among floats). Densities leave them out: those of a row are
+        of what is observed in it, and 0 where nothing is.
+        """
 
     @abstractmethod
     def log_prob(self, y: Tensor) -> Tensor:
@@ -141,7 +146,7 @@ UNSHARED = (
 def aligned(y: Tensor, like: Tensor) -> Tensor:
     """Return regression targets with the shape, dtype and device of `like` (N, *event).
 
-    (N,) and (N, 1) are taken for each other; nothing is broadcast.
+    (N,) and (N, 1) are taken for each other; nothing is broadcast. NaN are missing targets.
     """
     y = rows(y, like.shape[0]).to(like.device)
     if y.is_complex():
@@ -151,10 +156,17 @@ def aligned(y: Tensor, like: Tensor) -> Tensor:
             f"y must have the shape {tuple(like.shape)} of the predictive mean. Got {tuple(y.shape)}. "
             "Give one column for each output of the network."
         )
-    if not bool(torch.isfinite(y).all()):
-        bad = int((~torch.isfinite(y)).sum())
-        raise BadData(f"y must be finite. Got {bad} missing or infinite values. Drop or fill those rows.")
+    if bool(torch.isinf(y).any()):
+        bad = int(torch.isinf(y).sum())
+        raise BadData(f"y must be finite, or NaN where missing. Got {bad} infinite values. Drop or fill those rows.")
     return y.reshape(like.shape).to(like.dtype)
+
+
+def refuse_missing(user: str, targets: Tensor) -> None:
+    """Raise BadData where checked targets are missing."""
+    missing = targets.isnan() if targets.is_floating_point() else targets == IGNORED
+    if bool(missing.any()):
+        raise BadData(f"{user} needs every target. Got {int(missing.sum())} that are missing. Leave their rows out.")
 
 
 def rows(y: Tensor, count: int) -> Tensor:

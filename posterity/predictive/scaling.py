@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData, positive, shown
+from posterity.likelihoods.likelihood import IGNORED
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.predictive import Predictive
 
@@ -47,13 +48,14 @@ class Scaling(ABC):
 
 
 def _held_out(name: str, logits: Tensor | Predictive, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (R, C) and labels (R,) of all rows and positions."""
+    """Logits (R, C) and labels (R,) of all rows and positions that have a label."""
     if isinstance(logits, Predictive):
         values = _logits(name, logits)
         labels = logits.check(y).reshape(-1)
     else:
         values = _two_or_more(name, logits)
         labels = ClassPredictive(values.softmax(-1)).check(y)
+    values, labels = values[labels != IGNORED], labels[labels != IGNORED]
     if not len(values):
         raise BadData(f"{name}.fit needs at least one row. Got none. Hold out some rows.")
     return values, labels

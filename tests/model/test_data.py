@@ -346,7 +346,7 @@ BAD = {
     "unequal batch": (lambda: Batch(x(), y(9)), r"Got 10 rows of inputs and 9 of targets"),
     "a number": (lambda: (x(), torch.tensor(1.0)), r"targets must have one row for each data point\. Got shape \(\)"),
     "few weights": (lambda: (x(), y(), torch.ones(9)), "9 of weights"),
-    "wide weights": (lambda: (x(), y(), torch.ones(10, 1)), "one finite number >= 0 for each row"),
+    "wide weights": (lambda: (x(), y(), torch.ones(10, 3)), "one finite number >= 0 for each row"),
     "negative weights": (lambda: (x(), y(), -torch.ones(10)), "one finite number >= 0 for each row"),
     "nan weights": (lambda: (x(), y(), torch.full((10,), float("nan"))), "one finite number >= 0"),
     "stream": (Stream, "no known number of rows"),

@@ -367,7 +367,7 @@ def test_bad_input_is_refused() -> None:
         ConformalIntervals.fit([pred, pred], y)
     with pytest.raises(BadData, match="at least one row"):
         ConformalIntervals.fit(pred.rows(slice(0, 0)), y[:0])
-    with pytest.raises(BadData, match="finite"):
+    with pytest.raises(BadData, match="Got 5 that are missing"):
         ConformalIntervals.fit(pred, torch.full((5,), np.nan))
     with pytest.raises(ValueError, match="each of its 2 fold models"):
         ConformalIntervals.fit([pred, pred], [y, y]).interval(pred, 0.9)

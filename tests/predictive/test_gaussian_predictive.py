@@ -103,7 +103,6 @@ def test_moments_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (torch.tensor([1.0, float("nan")]), "finite"),
         (torch.tensor([1.0, float("inf")]), "finite"),
         (torch.zeros(2, dtype=torch.complex64), "real"),
         (torch.zeros(1, 2), "one row"),

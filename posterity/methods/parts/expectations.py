@@ -27,6 +27,7 @@ from posterity.methods.natural_gradient import NaturalGradient
 from posterity.methods.parts.chains import Chains
 from posterity.methods.parts.sampler import Sampler
 from posterity.model import Batch, Data, Feed, Joint
+from posterity.model.weights import entry_weights, weighted_log_prob
 from posterity.numerics.random import Key
 from posterity.posteriors import Gaussian, Linearized, Posterior
 from posterity.posteriors.samples import TOGETHER
@@ -113,16 +114,18 @@ def expected_sums(posterior: Posterior, batch: Batch, draws: int, key: Key) -> E
     the same for all batches under this key.
     """
     joint, targets = posterior.joint.as_joint("VariationalEM"), batch.targets
-    weights = torch.ones(batch.size, dtype=torch.float64, device=targets.device)
-    weights = weights if batch.weights is None else batch.weights.double()
+    weights = entry_weights(joint.likelihood, batch, torch.float64)
+    weights = torch.ones(batch.size, dtype=torch.float64, device=targets.device) if weights is None else weights
     with torch.no_grad():
         if isinstance(posterior, Linearized) and isinstance(joint.likelihood, GaussianNoise):
             mean, variance = posterior.output_moments(batch.inputs, marginal=True)
             mean, variance = mean.double(), variance.double().reshape(batch.size, -1)
-            noise = joint.likelihood.variance(mean).reshape(variance.shape)
-            each = joint.likelihood.log_prob(mean, targets) - 0.5 * (variance / noise).sum(1)  # (n,)
-            squares = (targets - mean).square().reshape(variance.shape) + variance  # (n, E)
-            return Expected((weights @ each).reshape(1), weights @ squares, weights.sum())
+            if weights.dim() > 1:
+                log_likelihood = (joint.likelihood.expected_entry_log_prob(mean, variance, targets) * weights).sum()
+            else:
+                log_likelihood = weights @ joint.likelihood.expected_log_prob(mean, variance, targets)
+            squares = _residuals(targets, mean).square().reshape(variance.shape) + variance  # (n, E)
+            return Expected(log_likelihood.reshape(1), *_weighted(squares, weights))
         likelihood = posterior.likelihood(draws, key)
         if not isinstance(posterior, Gaussian):
             return _at(posterior.outputs(batch.inputs, draws, key), likelihood, targets, weights)
@@ -132,18 +135,32 @@ def expected_sums(posterior: Posterior, batch: Batch, draws: int, key: Key) -> E
                 outputs = joint.outputs(chunk, batch.inputs, posterior.buffers or None)
                 parts.append(_at(outputs, likelihood, targets, weights))
         mean_squares = torch.stack([part.squares * (len(part.log_likelihood) / draws) for part in parts]).sum(0)
-        return Expected(torch.cat([part.log_likelihood for part in parts]), mean_squares, weights.sum())
+        return Expected(torch.cat([part.log_likelihood for part in parts]), mean_squares, parts[0].count)
 
 
 def _at(outputs: Tensor, likelihood: Likelihood, targets: Tensor, weights: Tensor) -> Expected:
     """Contribution of rows with outputs (s, n, *event) at s draws."""
     outputs = outputs.double()
-    log_likelihood = (likelihood.log_prob(outputs, targets) * weights).sum(-1)  # (s,)
-    squares = outputs.new_zeros(0)
-    if targets.is_floating_point() and targets.shape == outputs.shape[1:]:
-        each = (targets - outputs).square().reshape(*outputs.shape[:2], -1)  # (s, n, E)
-        squares = torch.einsum("sne,n->e", each, weights) / len(outputs)
-    return Expected(log_likelihood, squares, weights.sum())
+    log_likelihood = weighted_log_prob(likelihood, outputs, targets, weights).sum(-1)  # (s,)
+    if not (targets.is_floating_point() and targets.shape == outputs.shape[1:]):
+        return Expected(log_likelihood, outputs.new_zeros(0), weights.sum())
+    each = _residuals(targets, outputs).square().reshape(*outputs.shape[:2], -1)  # (s, n, E)
+    if weights.dim() > 1:
+        return Expected(log_likelihood, *_weighted(each.mean(0), weights))
+    return Expected(log_likelihood, torch.einsum("sne,n->e", each, weights) / len(outputs), weights.sum())
+
+
+def _residuals(targets: Tensor, outputs: Tensor) -> Tensor:
+    """y - f, 0 where the target is missing."""
+    return torch.where(targets.isnan(), 0.0, targets - outputs)
+
+
+def _weighted(squares: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums over rows (E,) of squares (n, E), and of the weights: (), or (E,) for weights (n, *entries)."""
+    if weights.dim() == 1:
+        return weights @ squares, weights.sum()
+    weights = weights.reshape(squares.shape)
+    return (weights * squares).sum(0), weights.sum(0)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from posterity.likelihoods import Bernoulli
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.methods.parts.linear_model import placed, precision_root, refuse_curved
 from posterity.model import Batch, Joint
+from posterity.model.weights import row_weights
 from posterity.special.tilted import tilted_moments
 
 _GRID = 9  # outputs, from -4 to 4 prior standard deviations, at which a log density must be concave
@@ -104,7 +105,8 @@ class LinearRows:
             )
         design, event = jacobian[:, 0], outputs.shape[1:]
         targets = targets.double() if targets.is_floating_point() else targets
-        weights = outputs.new_ones(len(outputs)) if batch.weights is None else batch.weights.to(outputs)
+        weights = row_weights(joint.likelihood, batch, outputs.dtype)
+        weights = outputs.new_ones(len(outputs)) if weights is None else weights
         exponent = float(joint.tempering.likelihood_power) * weights
         counted = exponent > 0
         free = counted & (design == 0).all(1)

@@ -16,6 +16,7 @@ from posterity.methods.parts.linear_model import is_linear
 from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.model.data import NoData
 from posterity.model.scales import leaves_out
+from posterity.model.weights import row_weights, with_targets
 from posterity.numerics.random import Key
 from posterity.options import LEFT_OUT
 from posterity.posteriors import Linearized, Posterior
@@ -77,6 +78,7 @@ def width_cost(posterior: Posterior, rows: Batch, draws: int, start: Tensor | No
     """
     joint = posterior.joint.as_joint("width_cost")
     likelihood, gaussian = joint.likelihood, posterior.as_gaussian()
+    rows = with_targets(likelihood, rows)
     targets = rows.targets.double() if rows.targets.is_floating_point() else rows.targets
     with torch.no_grad():
         centre = joint.outputs(posterior.point(), rows.inputs, posterior.buffers or None).double()
@@ -98,7 +100,8 @@ def width_cost(posterior: Posterior, rows: Batch, draws: int, start: Tensor | No
         if gaussian is not None and is_linear(joint, posterior.point(), rows, posterior.buffers or None):
             left = left_out_rows(Linearized(gaussian.joint, gaussian), rows)
             each = torch.where(left.posterior.isnan(), each, left.plug_in - left.posterior)
-    weights = torch.ones_like(each) if rows.weights is None else rows.weights.to(each)
+    weights = row_weights(likelihood, rows, each.dtype)
+    weights = torch.ones_like(each) if weights is None else weights
     share = weights / weights.sum()
 
     def averaged(each: Tensor, point: str) -> WidthCost:
@@ -196,7 +199,7 @@ def that_predicts(posterior: Linearized, rows: Batch) -> Linearized:
     Scales that a fit chose are replaced where their width surely costs much.
     """
     joint = posterior.joint.as_joint("Laplace")
-    prior = joint.bound_prior
+    prior, rows = joint.bound_prior, with_targets(joint.likelihood, rows)
     normal = isinstance(prior, Normal)
     if normal and prior.chosen == LEFT_OUT:
         return PredictiveFit().by_cavities(posterior, rows, at_mode=False)
