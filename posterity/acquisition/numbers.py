@@ -55,13 +55,15 @@ def information(within: Tensor, noise: Tensor) -> Tensor:
     """Mutual information (N,) of targets and function; rounding may have left eigenvalues below 0."""
     root = noise.rsqrt()
     values = torch.linalg.eigvalsh(root.unsqueeze(-1) * within * root.unsqueeze(-2))
-    return 0.5 * values.clamp_min(0.0).log1p().sum(-1)
+    nats: Tensor = 0.5 * values.clamp_min(0.0).log1p().sum(-1)
+    return nats
 
 
 def whitened(values: Tensor, within: Tensor, noise: Tensor) -> Tensor:
     """L^-1 values (..., D, K), with L the Cholesky factor of within + noise."""
     factor: Tensor = torch.linalg.cholesky(within + torch.diag_embed(noise))
-    return torch.linalg.solve_triangular(factor, values, upper=False)
+    solved: Tensor = torch.linalg.solve_triangular(factor, values, upper=False)
+    return solved
 
 
 def shared_information(across: Tensor, pool: Normals, targets: Normals) -> Tensor:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
@@ -301,9 +301,10 @@ def _double(value: Any) -> Any:
         return value.double() if value.is_floating_point() else value
     if isinstance(value, tuple):
         return tuple(_double(item) for item in value)
-    if isinstance(value, Jacobian) and is_dataclass(value):
-        return replace(value, **{f.name: _double(getattr(value, f.name)) for f in fields(value)})  # type: ignore[type-var]
-    return value
+    if not isinstance(value, Jacobian):
+        return value
+    kind: Any = value  # a dataclass, as all kinds are
+    return replace(kind, **{field.name: _double(getattr(kind, field.name)) for field in fields(kind)})
 
 
 def added(values: Iterator[Tensor]) -> Tensor:
