@@ -91,14 +91,12 @@ def _extended(known: Configurations, probs: Tensor, rows: list[int], most: int, 
         weights = every.logsumexp(1).exp() / draws
         possible = weights > 0
         return Configurations(every[possible], weights[possible], None)
-    if known.source is None:  # as many from each draw: the predictive is the mean over draws
-        source = torch.arange(draws * -(-most // draws), device=probs.device) % draws
+    source, later = known.source, rows[-1:]
+    if source is None:  # as many from each draw: the predictive is the mean over draws
+        source, later = torch.arange(draws * -(-most // draws), device=probs.device) % draws, rows
         weights = probs.new_full((len(source),), 1.0 / len(source))
-        known, later = Configurations(probs.new_zeros(len(source), draws), weights, source), rows
-    else:
-        later = rows[-1:]
-    total, source = known.logs, known.source
-    assert source is not None
+        known = Configurations(probs.new_zeros(len(source), draws), weights, source)
+    total = known.logs
     for row in later:
         cumulative = probs[:, row].cumsum(1)
         cumulative = cumulative / cumulative[:, -1:]  # ends at 1, or rounding could give the label C

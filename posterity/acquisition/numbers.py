@@ -54,8 +54,9 @@ class Normals:
 def information(within: Tensor, noise: Tensor) -> Tensor:
     """Mutual information (N,) of targets and function; rounding may have left eigenvalues below 0."""
     root = noise.rsqrt()
-    values: Tensor = torch.linalg.eigvalsh(root.unsqueeze(-1) * within * root.unsqueeze(-2))
-    return 0.5 * values.clamp_min(0.0).log1p().sum(-1)
+    values = torch.linalg.eigvalsh(root.unsqueeze(-1) * within * root.unsqueeze(-2))
+    nats: Tensor = 0.5 * values.clamp_min(0.0).log1p().sum(-1)
+    return nats
 
 
 def whitened(values: Tensor, within: Tensor, noise: Tensor) -> Tensor:

@@ -80,15 +80,19 @@ def settled(sums: Sums) -> Sums:
 
 @dataclass(frozen=True)
 class Full(Structure):
-    """The whole matrix, R x R; or its N K columns, where there are fewer of those than weights.
+    """The whole matrix, R x R; or its N K columns, where there are fewer of those than weights: function space.
 
-    **Math**: C = sum_n J_n^T S_n S_n^T J_n as a matrix, or as the factor whose rows are the (J_n^T S_n)^T.
+    **Math**: C = sum_n J_n^T S_n S_n^T J_n as a matrix, or as the factor whose rows are the (J_n^T S_n)^T. With the
+    factor, moments and evidence follow from the Gram matrix (N K, N K) of these rows under the prior: the posterior is
+    that of a Gaussian process with the kernel J prior^-1 J^T (`precisions.LowRank`).
 
-    **Limit**: exact.
+    **Limit**: exact in both forms. All rows are used: the kernel form leaves none out.
 
-    **Cost**: R^2 N K to add up and R^3 to factor, or R (N K)^2 and (N K)^3 in the dual form.
+    **Cost**: R^2 N K to add up and R^3 to factor, or R (N K)^2 and (N K)^3 in the dual form, which keeps some four
+    times N K R numbers; then R N K for each row of a prediction.
 
-    **References**: MacKay (1992).
+    **References**: MacKay (1992); Khan et al. (2019), Approximate inference turns deep networks into Gaussian
+    processes, for the dual form.
 
     **Example**:
 
@@ -99,23 +103,25 @@ class Full(Structure):
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
         if not rows.factored:
             return added(sums, matrix=rows.matrix())
+        columns = list[Tensor]()
         for piece in rows.jacobians():
             jacobian = piece.jacobian
             outputs = max(1, prod(piece.outputs.shape[1:]))
             # Not by the columns of this piece, whose number varies: all pieces must use one form.
             if rows.joint.num_data * rows.curvature.num_columns(outputs) < jacobian.size:
-                part = jacobian.rows().flatten(0, 1).to(torch.float64)
-                sums["rows"] = torch.cat([sums["rows"], part]) if "rows" in sums else part
+                columns.append(jacobian.rows().flatten(0, 1).to(torch.float64))
                 continue
             for _, chunk in jacobian.chunks():
                 part = chunk.rows().flatten(0, 1).to(torch.float64)
                 sums = added(sums, matrix=part.T @ part)
+        if columns:
+            sums["rows"] = torch.cat([sums["rows"], *columns] if "rows" in sums else columns)
         return sums
 
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
         if "matrix" in sums:
             return Dense(sums["matrix"] * scale, prior)
-        rows = sums["rows"] * (scale**0.5)
+        rows = sums["rows"] if scale == 1.0 else sums["rows"] * (scale**0.5)
         if bool((prior > 0).all()):
             return LowRankPrecision(rows, prior)
         return Dense(rows.T @ rows, prior)  # raises an informative error if it is singular

@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,6 +76,13 @@ class Jacobian(ABC):
     @abstractmethod
     def narrow(self, low: int, high: int) -> "Jacobian":
         """The rows `low` to `high`."""
+
+    def double(self) -> "Jacobian":
+        """The same with factors in float64."""
+        if self.dtype == torch.float64:
+            return self
+        doubled: Jacobian = _double(self)
+        return doubled
 
     def chunks(self, share: int = 1) -> Iterator[tuple[int, "Jacobian"]]:
         """Yield (first row, rows) in chunks whose dense form has at most `chunk_size` entries."""
@@ -286,6 +293,18 @@ class Stacked(Jacobian):
     def products(self, vectors: Tensor) -> Tensor:
         pairs = zip(self.blocks, self.parts, strict=True)
         return added(part.products(block.gather(vectors)) for block, part in pairs)
+
+
+def _double(value: Any) -> Any:
+    """A factor in float64; tuples and Jacobians by their parts, anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, tuple):
+        return tuple(_double(item) for item in value)
+    if not isinstance(value, Jacobian):
+        return value
+    kind: Any = value  # a dataclass, as all kinds are
+    return replace(kind, **{field.name: _double(getattr(kind, field.name)) for field in fields(kind)})
 
 
 def added(values: Iterator[Tensor]) -> Tensor:

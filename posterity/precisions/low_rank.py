@@ -24,6 +24,9 @@ from posterity.precisions.precision import (
     pick,
 )
 
+LARGE = 1 << 20  # numbers of a factor beyond which J is not formed, if it comes in factors
+CANCELLED = 1e-6  # share of the prior's variance below which differences from it lose digits, and J is formed
+
 
 @dataclass(frozen=True, eq=False)
 class LowRank(Precision):
@@ -32,7 +35,8 @@ class LowRank(Precision):
     All is computed with K x K matrices: with X = scale^1/2 factor prior^-1/2, Sigma = prior^-1/2 S S prior^-1/2 and
     S = I - X^T U diag(1 / (r (r + 1))) U^T X, where X X^T = U diag(e) U^T and r = (1 + e)^1/2. Under priors with equal
     entries, the log determinants of all `rescaled` forms share the eigenvalues of factor factor^T, passed on as
-    `spectrum`.
+    `spectrum`. With the columns of the data as factor, this is the kernel (function space) form of the posterior:
+    J Sigma J^T = J prior^-1 J^T - k (I + X X^T)^-1 k^T with k = J prior^-1/2 X^T.
 
     >>> LowRank(torch.tensor([[3.0, 0.0, 0.0]]), torch.ones(3)).variance()
     tensor([0.1000, 1.0000, 1.0000], dtype=torch.float64)
@@ -68,17 +72,22 @@ class LowRank(Precision):
         """Spectrum of the curvature alone, shared with the rescaled forms."""
         return Spectrum(self.factor, factored=True)
 
-    @cached_property
+    @property
     def _white(self) -> Tensor:
-        """X, (..., K, R)."""
+        """X, (..., K, R): as large as the factor, so it is not kept."""
         return self._scaled_factor * self.prior.rsqrt().unsqueeze(-2)
+
+    @cached_property
+    def _inner(self) -> Tensor:
+        """X X^T, (..., K, K)."""
+        white = self._white
+        return white @ white.mT
 
     @cached_property
     def _turned(self) -> tuple[Tensor, Tensor]:
         """U^T X, whose rows are orthogonal, and e."""
-        white = self._white.detach()
-        values, vectors = torch.linalg.eigh(white @ white.mT)
-        return vectors.mT @ white, values.clamp(min=0.0)
+        values, vectors = torch.linalg.eigh(self._inner.detach())
+        return vectors.mT @ self._white.detach(), values.clamp(min=0.0)
 
     @property
     def size(self) -> int:
@@ -86,7 +95,7 @@ class LowRank(Precision):
 
     @cached_property
     def logdet(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        inner = self._white @ self._white.mT
+        inner = self._inner
         root: Tensor = torch.linalg.cholesky(inner + torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device))
         return self.prior.log().sum(-1) + 2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
@@ -126,13 +135,39 @@ class LowRank(Precision):
         return torch.maximum(share, least) / self.prior
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        if (factors := self._in_factors(jacobian)) is not None:
+            shared = self._shared(factors).permute(1, 2, 0)  # (N, D, K)
+            if (spread := _difference(factors.weighted_gram(1.0 / self.prior), shared @ shared.mT)) is not None:
+                return spread
         return torch.cat([half @ half.mT for half in halves(jacobian, self._half)], -3)
 
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
+        if (factors := self._in_factors(jacobian)) is not None:
+            whole, shared = factors.weighted_squares(1.0 / self.prior), self._shared(factors).square().sum(0)
+            if bool((whole - shared >= CANCELLED * whole).all()):
+                return whole - shared
         return torch.cat([half.square().sum(-1) for half in halves(jacobian, self._half)], -2)
+
+    def _in_factors(self, jacobian: Tensor | Jacobian) -> Jacobian | None:
+        """The Jacobian in float64, where it has factors and these are many columns; None for members."""
+        large = self.factor.dim() == 2 and self.factor.numel() > LARGE and self.prior.dim() == 1
+        return jacobian.double() if large and isinstance(jacobian, Stacked) else None
+
+    def _shared(self, factors: Jacobian) -> Tensor:
+        """J prior^-1 X^T U (I + diag(e))^-1/2, (K, N, D): the kernel between these rows and those of the factor."""
+        turned, values = self._turned
+        root = self.prior.rsqrt()
+        shrink = (1.0 + values).rsqrt()
+        if is_one_number(self.prior):
+            return factors.products(turned) * (root[0] * shrink).view(-1, 1, 1)
+        return factors.products(turned * root) * shrink.view(-1, 1, 1)
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """(J prior^-1/2 S) (J prior^-1/2 S)^T, block by block for a `Stacked`."""
+        if (factors := self._in_factors(jacobian)) is not None:
+            shared = self._shared(factors).flatten(1)  # (K, N D)
+            if (spread := _difference(factors.joint_gram(1.0 / self.prior), shared.mT @ shared)) is not None:
+                return spread
         if not isinstance(jacobian, Stacked):
             half = self._half(as_jacobian(jacobian).rows())
             return half @ half.mT
@@ -176,7 +211,7 @@ class LowRank(Precision):
         own = self.factor.mT @ self.factor * number(self.scale, self.factor)[..., None, None]
         return Dense(own + number(scale, excess)[..., None, None] * excess, self.prior)
 
-    @cached_property
+    @property
     def _scaled_factor(self) -> Tensor:
         """scale^1/2 factor."""
         return number(self.scale, self.factor).sqrt()[..., None, None] * self.factor
@@ -190,6 +225,13 @@ class LowRank(Precision):
         turned, values = self._turned
         root = (1.0 + values).sqrt()
         return rows - ((rows @ turned.mT) / (root * (root + 1.0)).unsqueeze(-2)) @ turned
+
+
+def _difference(whole: Tensor, shared: Tensor) -> Tensor | None:
+    """whole - shared (..., D, D), symmetric; None where too many digits cancel on the diagonal."""
+    spread = whole - shared
+    left, before = (each.diagonal(dim1=-2, dim2=-1) for each in (spread, whole))
+    return 0.5 * (spread + spread.mT) if bool((left >= CANCELLED * before).all()) else None
 
 
 @dataclass(frozen=True, eq=False)
