@@ -221,7 +221,11 @@ class LastLayer(Part):
         assert self.network is not None
         seen: list[tuple[Tensor, Tensor]] = []
         layer = self.network.get_submodule(self._head)
-        handle = layer.register_forward_hook(lambda _, given, output: seen.append((given[0], output)))
+
+        def note(_: nn.Module, given: Any, output: Any) -> None:
+            seen.append((given[0], output))
+
+        handle = layer.register_forward_hook(note)
         try:
             outputs = self.called(inputs)
         finally:

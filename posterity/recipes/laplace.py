@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from torch import nn
 
@@ -82,9 +82,10 @@ def laplace(
     return posterior
 
 
-def _by_word(name: str, given: T | str | None, words: Mapping[str, type[T]]) -> T | None:
+def _by_word(name: str, given: Any, words: Mapping[str, type[T]]) -> T | None:
+    """Return the value that a word names, and anything else as it is: `methods.Laplace` checks its kind."""
     if not isinstance(given, str):
-        return given
+        return cast("T | None", given)
     if given not in words:
         raise ValueError(f"laplace: {unknown(name, given, words)}")
     return words[given]()

@@ -351,6 +351,8 @@ def test_functions_that_make_no_fresh_modules_are_refused():
     ):
         with pytest.raises(error, match=words):
             po.infer(Ensemble(MAP(), 2), joint, rows, start=start)
+    with pytest.raises(ValueError, match=r"'positions' is no part of theta, and differs"):
+        po.infer(Ensemble(MAP(), 2), joint.with_weights("token"), rows, start=Tokens)
     plain = po.Joint(nn.Sequential(nn.Linear(6, 2, dtype=FLOAT64)), joint.likelihood, joint.prior, ROWS)
     with pytest.raises(ValueError, match=r"'0.weight' of shape \(2, 6\). Got none"):
         po.infer(Ensemble(MAP(), 2), plain, rows, start=lambda: nn.Linear(6, 2))

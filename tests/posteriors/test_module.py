@@ -235,9 +235,7 @@ EXPORTED = {
     "gaussian": lambda: fitted(MeanField(steps=3), Gaussian(0.3), 1),
     "ensemble": lambda: fitted(Ensemble(MAP(steps=3), 2), Categorical(), 3),
     "chains": lambda: chains(Gaussian(0.3, learn=True), 1),
-    "dropout": lambda: fitted(MCDropout(steps=3), Categorical(), 3, rate=0.3),
     "last layer": lambda: fitted(Laplace(subset=LastLayer(), tuning=None), Categorical(), 3),
-    "last layer, regression": lambda: fitted(Laplace(subset=LastLayer(), tuning=None), Gaussian(0.3), 1),
     "attention": lambda: Dropout.of(Attention(), Categorical(), example=named(2)),
 }
 

@@ -16,6 +16,7 @@ from posterity.errors import BadFolder
 from posterity.inference import Checkpoint
 from posterity.likelihoods import Custom, Gaussian, Likelihood
 from posterity.methods import MAP, Ensemble, Laplace
+from posterity.methods.parts import scales
 from posterity.priors import Layerwise, Normal
 from posterity.storage import RunFolder
 
@@ -153,7 +154,9 @@ def test_what_cannot_be_compared_is_said(tmp_path, caplog):
     assert said == "load: likelihood.function cannot be compared with what the folder was fitted with."
 
 
-def test_a_run_with_own_classes_resumes_and_keeps_its_chosen_scales(tmp_path):
+def test_a_run_with_own_classes_resumes_and_keeps_its_chosen_scales(monkeypatch, tmp_path):
+    monkeypatch.setattr(scales, "STEPS", 30)
+    monkeypatch.setattr(scales, "ROUNDS", 2)
     x, y = numbers(FLOAT64)
     problem = joint(noise(), Normal())
     checkpoint = Checkpoint(tmp_path, steps=3)
