@@ -21,7 +21,7 @@ from posterity.storage import Part, RunFolder, decode, references
 from posterity.storage.schema import AGAIN, check_fields, check_names, check_tensor, hints, reading, same_form
 
 
-def load(path: str | os.PathLike[str], model: nn.Module | Density) -> Posterior:
+def load(path: str | os.PathLike[str], model: nn.Module | Network | Density) -> Posterior:
     """Read the posterior in the run folder `path`, for the network (or density) that it was fitted with.
 
     The module gives the architecture and the device; all weights, buffers and settings come from the folder. The
@@ -34,13 +34,13 @@ def load(path: str | os.PathLike[str], model: nn.Module | Density) -> Posterior:
     return posterior_of(folder.read("posterior"), model, repr(os.fspath(path)))
 
 
-def posterior_of(part: Part, model: nn.Module | Density, where: str, name: str = "posterior") -> Posterior:
+def posterior_of(part: Part, model: nn.Module | Network | Density, where: str, name: str = "posterior") -> Posterior:
     """Read the posterior in the part `name` of the run folder `where`; see `load`."""
     kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
     is_density = "density" in _components(part)[0]
     if is_density and not isinstance(model, Density):
         raise BadFolder(f"{where} holds the posterior of a Density. Pass that Density, not {kind}.")
-    if not is_density and not isinstance(model, nn.Module):
+    if not is_density and not isinstance(model, (nn.Module, Network)):
         raise BadFolder(f"{where} holds the posterior of a network. Pass that nn.Module, not {kind}.")
     problem = Network(model) if isinstance(model, nn.Module) else model
     with reading(f"Run folder {where}: part {name!r}"):
