@@ -10,11 +10,11 @@ from torch import Tensor
 
 from posterity.curvature.survey import survey
 from posterity.errors import BadData, positive_whole, shown
-from posterity.model.data import Data, TensorData, as_data
+from posterity.model.data import Data, TensorData
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
-from posterity.model.problem import Problem
+from posterity.model.problem import Problem, data_of
 from posterity.model.tempering import Tempering
 from posterity.numerics.random import Key
 from posterity.posteriors.gaussian import Gaussian, Linearized
@@ -27,7 +27,7 @@ LARGE = 1 << 26  # numbers in the draws held at a time
 
 def whole(joint: Problem, data: object) -> Data:
     """Return all data of the problem, checked, on its device; raise BadData where they do not fit."""
-    rows = as_data(data).to(joint.device)
+    rows = data_of(joint, data).to(joint.device)
     if isinstance(rows, TensorData) and rows.rows.per_member:
         raise BadData("The evidence is that of one data set. Pass the rows of one member, without a member axis.")
     return joint.checked(rows)

@@ -147,7 +147,7 @@ def retuned(posterior: AtMode, tuning: Tuning | ValidationGrid, validation: obje
         raise BadData("retuned: ValidationGrid needs rows to score on. Pass validation=(inputs, targets).")
     joint = posterior.joint
     assert isinstance(joint, Joint)
-    rows = joint.check(as_batch(validation, "the validation rows"))
+    rows = joint.check(as_batch(validation, "the validation rows", labels=joint.network.labels))
 
     def score(prior_precision: float) -> float:
         alpha = marginal.prior_precision.new_tensor([prior_precision])

@@ -15,8 +15,8 @@ from posterity.inference.infer import infer
 from posterity.inference.memory import plan
 from posterity.inference.method import Method
 from posterity.inference.validator import Validator
-from posterity.model.data import as_data
 from posterity.model.joint import Joint
+from posterity.model.problem import data_of
 from posterity.model.tempering import Tempering
 from posterity.posteriors.posterior import Posterior
 
@@ -86,7 +86,7 @@ def choose_tempering(
     stages = _checked(method, joint, temperings)
     count = temperings.num_members
     assert count is not None
-    rows = as_data(data)
+    rows = data_of(joint, data)
     validator = Validator(joint, validation)
     indices = list(range(count))
 

@@ -25,7 +25,8 @@ from posterity.inference.infer import starting_point
 from posterity.inference.run import Trace
 from posterity.inference.task import Outcome, Task, stored
 from posterity.model.batch import batch_tensors
-from posterity.model.data import OwnOrders, TensorData, as_data
+from posterity.model.data import OwnOrders, TensorData
+from posterity.model.problem import data_of
 from posterity.numerics.random import Key
 
 T = TypeVar("T")
@@ -280,7 +281,7 @@ def _together(tasks: Sequence[Task]) -> list[Outcome]:
     first = tasks[0]
     if len(tasks) == 1:
         return [Outcome(first.name, *first.run())]
-    data = as_data(first.data)
+    data = data_of(first.joint, first.data)
     if not isinstance(data, TensorData) or first.joint.num_members is not None:
         raise TypeError("rows are not in memory, or the problem has members of its own")
     starts = [starting_point(t.method, t.joint, t.start, data, Key(t.seed).fold("start"))[1] for t in tasks]
@@ -309,7 +310,7 @@ def _stacked(data: TensorData, tasks: Sequence[Task]) -> TensorData:
     """Return the rows of all tasks with a member axis; without one where all tasks have the same rows."""
     if len({tuple(map(id, _parts(task.data))) for task in tasks}) == 1:
         return data
-    each = [batch_tensors(task_rows.first()) for task_rows in (as_data(task.data) for task in tasks)]
+    each = [batch_tensors(task_rows.first()) for task_rows in (data_of(task.joint, task.data) for task in tasks)]
     stacked = (torch.stack(parts) for parts in zip(*each, strict=True))
     return replace(data, rows=data.rows.map(lambda _: next(stacked))._replace(per_member=True))
 

@@ -27,7 +27,8 @@ from posterity.inference.method import Method, check_arguments
 from posterity.inference.run import Run, Trace, check_loss
 from posterity.inference.validator import Validator
 from posterity.model import Joint, Problem
-from posterity.model.data import Data, Feed, StreamData, TensorData, as_data
+from posterity.model.data import Data, Feed, StreamData, TensorData
+from posterity.model.problem import data_of
 from posterity.model.scales import chosen_scales, leaves_out, with_scales_of
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
@@ -222,7 +223,7 @@ def infer(
     if torch.is_inference_mode_enabled():
         raise RuntimeError("infer needs gradients, and torch.inference_mode() is on. Call it outside of that.")
     key = Key(operator.index(seed))
-    rows = as_data(data)
+    rows = data_of(joint, data)
     method = method.settled(joint, rows)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)

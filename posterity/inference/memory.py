@@ -10,8 +10,8 @@ from torch import Tensor
 
 from posterity.inference.method import PREDICTED_ROWS, Method, check_arguments
 from posterity.model.batch import Inputs, map_inputs, num_rows
-from posterity.model.data import Data, NoData, as_data
-from posterity.model.problem import Problem
+from posterity.model.data import Data, NoData
+from posterity.model.problem import Problem, data_of
 from posterity.optim.optimizer import Optimizer
 
 LATER = f"later, predictions at {PREDICTED_ROWS:,} rows"
@@ -169,7 +169,7 @@ def plan(method: Method, joint: Problem, data: object) -> Plan:
     (True, True)
     """
     check_arguments("plan", method, joint)
-    rows = as_data(data)
+    rows = data_of(joint, data)
     joint.check_rows(rows)
     method = method.settled(joint, rows)
     footprint, held = method.footprint(joint, rows), data_bytes(rows)

@@ -20,7 +20,7 @@ from posterity.inference.executor import first_line, in_halves, largest_group
 from posterity.inference.identity import refuse_other
 from posterity.inference.run import Trace
 from posterity.inference.task import Task
-from posterity.model.data import as_data
+from posterity.model.problem import data_of
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
 from posterity.storage import Part
@@ -191,7 +191,7 @@ class Sweep(ABC, Generic[C]):
         path, task = self._checkpoint(cells), self.task(cells)
         write_file(path / "cells.json", json.dumps([asdict(cell) for cell in cells]).encode())  # type: ignore[call-overload]
         count = "a fit" if len(cells) == 1 else f"{len(cells)} fits together"
-        rows = as_data(task.data)
+        rows = data_of(task.joint, task.data)
         steps = len(task.method.settled(task.joint, rows).batches(rows, Key(task.seed)))
         self._tell(f"{count}, {steps:,} steps")
         try:

@@ -16,7 +16,7 @@ from posterity.inference.method import Method
 from posterity.inference.run import Trace
 from posterity.model.data import as_data
 from posterity.model.joint import Joint
-from posterity.model.problem import Problem
+from posterity.model.problem import Problem, data_of, labels_of
 from posterity.posteriors.load import load
 from posterity.posteriors.posterior import Posterior
 from posterity.storage import Part, RunFolder
@@ -40,13 +40,13 @@ class Task:
 
     def identity(self) -> Part:
         """Return everything that the numbers of the fit depend on; what the method leaves out is settled."""
-        rows = as_data(self.data)
+        rows = data_of(self.joint, self.data)
         return identity(
             start=self.start,
             method=self.method.settled(self.joint, rows),
             seed=self.seed,
             data=rows,
-            validation="none" if self.validation is None else as_data(self.validation),
+            validation="none" if self.validation is None else as_data(self.validation, labels=labels_of(self.joint)),
             model=self.joint,
             **({"initial": self.joint.initial()} if isinstance(self.joint, Joint) else {}),
         )

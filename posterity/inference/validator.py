@@ -5,7 +5,7 @@ from torch import Tensor
 
 from posterity.errors import BadData
 from posterity.model.data import Batch, TensorData, as_data
-from posterity.model.problem import Problem
+from posterity.model.problem import Problem, labels_of
 from posterity.posteriors.posterior import Posterior
 
 ROWS = 1024  # rows predicted at a time, which bounds the memory
@@ -21,7 +21,7 @@ class Validator:
 
     def __init__(self, joint: Problem, validation: object) -> None:
         self._joint = joint = joint.as_joint("validation", "Leave validation out.")
-        self._data = as_data(validation).to(joint.device)
+        self._data = as_data(validation, labels=labels_of(joint)).to(joint.device)
         if isinstance(self._data, TensorData) and self._data.rows.per_member:
             raise BadData("validation rows are the same for all members. Pass them without a member axis.")
         self._example = joint.example_output(joint.check(self._data.first()))

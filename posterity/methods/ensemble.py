@@ -15,9 +15,9 @@ from posterity.inference.infer import Start, starting_point, with_scales
 from posterity.inference.method import Footprint, Info, Method, Traits
 from posterity.inference.run import Trace
 from posterity.inference.task import Task
-from posterity.model.data import Batch, Data, Feed, OwnOrders, Reordered, TensorData, as_data
+from posterity.model.data import Batch, Data, Feed, OwnOrders, Reordered, TensorData
 from posterity.model.joint import Joint
-from posterity.model.problem import Problem
+from posterity.model.problem import Problem, data_of
 from posterity.numerics.random import Key
 from posterity.posteriors import Mixture
 from posterity.storage import flatten
@@ -187,7 +187,7 @@ class Ensemble(Method):
 
         `Mixture([outcome.posterior for outcome in executor.run(tasks)])` is the posterior of `infer`, to rounding.
         """
-        rows, key = as_data(data), Key(seed)
+        rows, key = data_of(joint, data), Key(seed)
         joint = with_scales(self, joint, rows, start, key)
         joint, theta = starting_point(self, joint, start, rows, key.fold("start"))
         tasks = []

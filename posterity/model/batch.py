@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +16,10 @@ from posterity.errors import BadData, shown
 from posterity.model.augmentation import Augmentation, check_images
 from posterity.numerics.random import Key
 
-Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+Inputs: TypeAlias = Tensor | tuple["Inputs", ...] | dict[str, "Inputs"]
+
+LABELS = "labels"
+"""The entry of a batch that holds the targets, by the convention of Hugging Face, where the batch is a mapping."""
 
 
 def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
@@ -24,17 +27,21 @@ def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
     if isinstance(inputs, Tensor):
         return function(inputs)
     if isinstance(inputs, Mapping):
-        return {name: function(value) for name, value in inputs.items()}
-    return tuple(function(value) for value in inputs)
+        return {name: map_inputs(function, value) for name, value in inputs.items()}
+    return tuple(map_inputs(function, value) for value in inputs)
 
 
-def named_tensors(inputs: Inputs) -> dict[str, Tensor]:
+def named_tensors(inputs: Inputs, name: str = "inputs") -> dict[str, Tensor]:
     """Every tensor of `inputs` under a name fit for an error message."""
     if isinstance(inputs, Tensor):
-        return {"inputs": inputs}
-    if isinstance(inputs, Mapping):
-        return {f"inputs['{name}']": value for name, value in inputs.items()}
-    return {f"inputs[{index}]": value for index, value in enumerate(inputs)}
+        return {name: inputs}
+    named = isinstance(inputs, Mapping)
+    parts = (
+        ((f"{name}['{key}']", part) for key, part in inputs.items())
+        if named
+        else ((f"{name}[{index}]", part) for index, part in enumerate(inputs))
+    )
+    return {own: tensor for full, part in parts for own, tensor in named_tensors(part, full).items()}
 
 
 def num_rows(inputs: Inputs, axis: int = 0) -> int:
@@ -208,10 +215,20 @@ def batch_tensors(batch: Batch) -> tuple[Tensor, ...]:
     return tuple(batch.tensors.values())
 
 
-def as_batch(item: object, what: str, per_member: bool = False) -> Batch:
-    """(inputs, targets[, weights]) as a Batch of tensors with equal numbers of rows; `what` names them in errors."""
+def as_batch(item: object, what: str, per_member: bool = False, labels: str = LABELS) -> Batch:
+    """(inputs, targets[, weights]) as a Batch of tensors with equal numbers of rows; `what` names them in errors.
+
+    A mapping holds its targets in the entry `labels`; the others are the inputs, by name.
+    """
     if isinstance(item, Batch):
         return _consistent(item)
+    if isinstance(item, Mapping):
+        if labels not in item:
+            raise BadData(
+                f"Wanted {what} as a mapping with its targets in '{labels}'. Got entries {', '.join(map(repr, item))}. "
+                "Name the one that holds them: Network(module, labels='...')."
+            )
+        item = (without_labels(item, labels), item[labels])
     if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
         raise BadData(
             f"Wanted {what} as (inputs, targets) or (inputs, targets, weights). Got {shown(item)}. "
@@ -221,18 +238,24 @@ def as_batch(item: object, what: str, per_member: bool = False) -> Batch:
     return _consistent(Batch(as_inputs(item[0]), as_tensor(item[1], "targets"), weights, per_member))
 
 
-def as_inputs(inputs: object, attached: bool = False) -> Inputs:
-    """Network inputs from a tensor or array, a tuple or list of them, or a dict of them.
+def without_labels(batch: Mapping[Any, Any], labels: str) -> dict[Any, Any]:
+    """The entries of a batch but its labels."""
+    return {name: value for name, value in batch.items() if name != labels}
+
+
+def as_inputs(inputs: object, attached: bool = False, name: str = "inputs") -> Inputs:
+    """Network inputs from a tensor or array, or a tuple, list or mapping of inputs, nested in any way.
 
     Tensors are detached from their graph unless `attached`.
     """
     if isinstance(inputs, (Mapping, tuple, list)) and not len(inputs):
-        raise BadData("inputs must hold at least one tensor. Got none.")
+        raise BadData(f"{name} must hold at least one tensor. Got none.")
     if isinstance(inputs, Mapping):
-        return {str(name): as_tensor(value, f"inputs['{name}']", attached) for name, value in inputs.items()}
-    if isinstance(inputs, (tuple, list)) and (isinstance(inputs[0], Tensor) or hasattr(inputs[0], "__array__")):
-        return tuple(as_tensor(value, f"inputs[{i}]", attached) for i, value in enumerate(inputs))
-    return as_tensor(inputs, "inputs", attached)
+        return {str(key): as_inputs(value, attached, f"{name}['{key}']") for key, value in inputs.items()}
+    nested = (Tensor, Mapping, tuple, list)
+    if isinstance(inputs, (tuple, list)) and (isinstance(inputs[0], nested) or hasattr(inputs[0], "__array__")):
+        return tuple(as_inputs(value, attached, f"{name}[{index}]") for index, value in enumerate(inputs))
+    return as_tensor(inputs, name, attached)
 
 
 def as_tensor(value: object, name: str, attached: bool = False) -> Tensor:

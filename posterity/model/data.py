@@ -1,17 +1,17 @@
 """Data in memory or from a loader, and separate orders of the rows for each member."""
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from posterity.datasets.dataset import LabelledData
 from posterity.errors import BadData, shown
 from posterity.model.augmentation import Augmentation, check_images
-from posterity.model.batch import Batch, Data, Feed, as_batch, as_inputs, batch_tensors
-from posterity.model.stream import StreamData, check_loader
+from posterity.model.batch import LABELS, Batch, Data, Feed, as_batch, as_inputs, batch_tensors
+from posterity.model.stream import StreamData, check_dataset, check_loader
 from posterity.numerics.random import Key
 
 __all__ = ["Batch", "Data", "Feed", "NoData", "StreamData", "TensorData", "as_data", "as_inputs"]
@@ -101,16 +101,25 @@ class NoData(Data):
         return "none"
 
 
-def as_data(data: object, *, per_member: bool = False, augmentation: Augmentation | None = None) -> Data:
+def as_data(
+    data: object,
+    *,
+    per_member: bool = False,
+    augmentation: Augmentation | None = None,
+    labels: str = LABELS,
+    num_data: int | None = None,
+) -> Data:
     """`Data` from (inputs, targets[, weights]) tensors or arrays, a `Dataset`, a `DataLoader`, `Data` or None.
 
-    `per_member` says that all tensors have a leading member axis, (M, N, ...). `augmentation` changes the images of
-    mini-batches only; `num_data` remains the number of rows.
+    A mapping in place of the tuple, also as a batch of a loader, holds its targets in the entry `labels`. `per_member`
+    says that all tensors have a leading member axis, (M, N, ...). `augmentation` changes the images of mini-batches
+    only. `num_data` is the number of rows of an `IterableDataset` that does not know it (`infer` takes the joint's): a
+    pass that gives another number is refused.
 
     >>> as_data((torch.zeros(5, 2), torch.zeros(5, 1))).num_data
     5
     """
-    rows = _as_data(data, per_member)
+    rows = _as_data(data, per_member, labels, num_data)
     if augmentation is None:
         return rows
     given: object = augmentation
@@ -126,7 +135,7 @@ def as_data(data: object, *, per_member: bool = False, augmentation: Augmentatio
     return replace(rows, augmentation=augmentation)
 
 
-def _as_data(data: object, per_member: bool) -> Data:
+def _as_data(data: object, per_member: bool, labels: str, num_data: int | None) -> Data:
     if data is None:
         return NoData()
     if isinstance(data, Data):
@@ -137,16 +146,11 @@ def _as_data(data: object, per_member: bool) -> Data:
         data = data.pair
     rows: Data
     if isinstance(data, DataLoader):
-        rows = StreamData(data, check_loader(data))
+        rows = StreamData(data, check_loader(data, num_data), labels=labels)
     elif isinstance(data, Dataset):
-        if isinstance(data, IterableDataset) or not isinstance(data, Sized):
-            raise BadData(
-                "The Dataset has no known number of rows, so the likelihood cannot be scaled to the whole data. "
-                "Give it __len__ and __getitem__."
-            )
-        rows = StreamData(data, len(data))
+        rows = StreamData(data, check_dataset(data, num_data), labels=labels)
     else:
-        rows = TensorData(as_batch(data, "the data", per_member))
+        rows = TensorData(as_batch(data, "the data", per_member, labels))
     if rows.num_data == 0:
         raise BadData("The data have no rows. Pass at least one.")
     return rows

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -99,6 +99,36 @@ def recurrent_rates(module: nn.Module, copy: nn.Module) -> list[tuple[nn.RNNBase
         for layer, own in zip(getattr(module, "_orig_mod", module).modules(), copy.modules(), strict=True)
         if isinstance(layer, nn.RNNBase) and layer.dropout > 0 and isinstance(own, nn.RNNBase)
     ]
+
+
+class OutputError(TypeError):
+    """The model returned something else than one tensor."""
+
+
+def single_output(returned: object, adapter: Callable[[Any], Tensor] | None, said: list[str]) -> Tensor:
+    """The outputs for the likelihood: by the adapter, else `logits` of a model output or the first of a tuple.
+
+    What was chosen is logged once, and then stands in `said`.
+    """
+    outputs, chosen = returned, ""
+    if adapter is not None:
+        outputs = adapter(returned)
+    elif isinstance(logits := getattr(returned, "logits", None), Tensor):
+        outputs = logits
+    elif isinstance(returned, Mapping) and isinstance(returned.get("logits"), Tensor):
+        outputs = returned["logits"]
+    elif isinstance(returned, (tuple, list)) and returned and isinstance(returned[0], Tensor):
+        outputs, chosen = returned[0], f"the first of the {len(returned)} values that the model returns is its output"
+    if not isinstance(outputs, Tensor):
+        raise OutputError(
+            f"Network: the model must return one tensor, logits, or a tuple that begins with the outputs. Got "
+            f"{type(outputs).__name__}{'' if adapter is None else ' from outputs='}. Give the function that makes the "
+            "outputs of it: Network(module, outputs=lambda out: ...)."
+        )
+    if chosen and not said:
+        said.append(chosen)
+        logger.info("%s: Network(module, outputs=...) takes another", chosen)
+    return outputs
 
 
 def copied(module: nn.Module) -> nn.Module:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posterity.errors import unknown
-from posterity.model.batch import Inputs, map_inputs, num_rows
+from posterity.model.batch import LABELS, Inputs, map_inputs, num_rows
 from posterity.model.layer_chains import ImageChain, image_chain, linear_chain
 from posterity.model.module import (
     Turn,
@@ -23,6 +23,7 @@ from posterity.model.module import (
     plain_attention,
     private,
     recurrent_rates,
+    single_output,
     unique,
     without_recomputation,
 )
@@ -39,14 +40,14 @@ Buffers = dict[str, Tensor]
 """Batch-norm statistics and other buffers of a network, by name."""
 
 
-class OutputError(TypeError):
-    """The model returned something else than one tensor."""
-
-
 class Network:
     """A module's function f(theta, inputs), its layout, starting weights, frozen weights and buffers.
 
-    Takes an `nn.Module`, of which it keeps a private copy: the user's module is never changed. theta (P,) holds
+    Takes an `nn.Module`, of which it keeps a private copy: the user's module is never changed. `outputs` makes the
+    tensor that the likelihood needs of what the module returns: `lambda out: out.logits.movedim(-1, 1)` for tokens
+    of a Hugging Face model, whose classes are last. Without it that is the tensor returned, `logits` of a model output,
+    or the first of a tuple. `labels` is the entry of a batch that is a mapping which holds its targets, and which the
+    module is not given. theta (P,) holds
     the trainable parameters in module order, each row-major; a weight shared by two layers appears once.
     Parameters with `requires_grad=False` are frozen at their values. Every layer runs in evaluation mode (so
     dropout is off outside `dropping`), except batch norm, which runs on batch statistics when `train=True` unless its
@@ -65,7 +66,11 @@ class Network:
     torch.Size([5, 4, 1])
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(
+        self, module: nn.Module, *, outputs: Callable[[Any], Tensor] | None = None, labels: str = LABELS
+    ) -> None:
+        self._adapter, self.labels = outputs, labels
+        self._said: list[str] = []  # what was logged about the outputs; shared with the copies of this network
         self._module = private(module)
         parameters, names = unique(self._module.named_parameters(remove_duplicate=False))
         buffers, buffer_names = unique(self._module.named_buffers(remove_duplicate=False))
@@ -83,7 +88,7 @@ class Network:
         self._batch_norms = [m for m in self._module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
         written = {id(own) for norm in self._batch_norms for own in norm.buffers(recurse=False)}
         self._running = frozenset(name for name, b in buffers.items() if id(b) in written)
-        self._chain = linear_chain(self._module) or image_chain(self._module)
+        self._chain = (linear_chain(self._module) or image_chain(self._module)) if outputs is None else None
         self._refusals: list[str] = []  # why vmap refuses the module; shared with the copies of this network
         self._own = [(table, name, table[name]) for key in self._names for table, name in self._tables(key)]
         self._looked: list[str] = []  # not empty after the check for recomputation; shared with the copies, too
@@ -439,9 +444,6 @@ class Network:
             finally:
                 for table, name, own in self._own:
                     table[name] = own
-        if not isinstance(outputs, Tensor):
-            raise OutputError(
-                f"Network: the model must return one tensor. Got {type(outputs).__name__}. "
-                "Wrap it in a module that returns the outputs the likelihood needs."
-            )
-        return outputs
+        if isinstance(outputs, Tensor) and self._adapter is None:
+            return outputs
+        return single_output(outputs, self._adapter, self._said)

@@ -11,9 +11,10 @@ from torch import Tensor
 from posterity.errors import BadData, BadFolder, shown
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.backward import checked_targets
-from posterity.model.batch import Inputs, named_tensors
-from posterity.model.data import Batch, Data
-from posterity.model.network import Buffers, Network, OutputError
+from posterity.model.batch import LABELS, Inputs, named_tensors
+from posterity.model.data import Batch, Data, as_data
+from posterity.model.module import OutputError
+from posterity.model.network import Buffers, Network
 from posterity.model.side_effects import RandomDraws
 from posterity.model.tempering import Tempering
 from posterity.numerics.random import Key
@@ -163,6 +164,16 @@ class Problem(Protocol):
     def encode(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
         """Describe the problem as JSON and tensors."""
         ...
+
+
+def data_of(problem: Problem, data: object) -> Data:
+    """The data of a problem, whose network names the labels of mappings, and which knows the number of rows."""
+    return as_data(data, labels=labels_of(problem), num_data=problem.num_data)
+
+
+def labels_of(problem: Problem) -> str:
+    """The entry of a batch that holds the targets, where it is a mapping."""
+    return LABELS if problem.network is None else problem.network.labels
 
 
 def check_inputs(inputs: Inputs, dtype: torch.dtype, per_member: bool) -> None:

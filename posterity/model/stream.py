@@ -1,15 +1,18 @@
 """Rows that come batch by batch from a `DataLoader` or a `Dataset`."""
 
+import logging
 import random
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch.utils.data import (
     DataLoader,
+    Dataset,
     IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
@@ -19,8 +22,10 @@ from torch.utils.data import (
 
 from posterity.errors import BadData
 from posterity.model.augmentation import Augmentation
-from posterity.model.batch import Batch, Data, Feed, as_batch
+from posterity.model.batch import LABELS, Batch, Data, Feed, as_batch
 from posterity.numerics.random import GlobalStates, Key
+
+logger = logging.getLogger("posterity")
 
 CPU = torch.device("cpu")
 FIRST_ROWS = 256  # rows of a Dataset that are checked before a run
@@ -31,7 +36,9 @@ class StreamData(Data):
     """Rows that are streamed in batches from a `DataLoader`, or from a `Dataset` indexed here.
 
     A loader keeps its own batch size, order and workers. Each pass begins from random states that depend on the
-    key and the pass alone, so that a resumed run sees the same batches.
+    key and the pass alone, so that a resumed run sees the same batches. A pass over an `IterableDataset` is one over
+    its iterator, in its own order, and must give `num_data` rows. Batches that are mappings hold their targets in the
+    entry `labels`.
     """
 
     source: Any
@@ -39,6 +46,7 @@ class StreamData(Data):
     device: torch.device = CPU
     prepare: Callable[[Batch], Batch] | None = None
     augmentation: Augmentation | None = None
+    labels: str = LABELS
 
     def minibatches(self, size: int | None, steps: int, key: Key) -> Feed:
         """See `Data`. A pass over a `Dataset` drops the last incomplete batch; a loader decides for itself."""
@@ -98,9 +106,14 @@ class StreamData(Data):
     def _each(self, size: int | None, shuffled: bool) -> int:
         """Number of batches of a pass."""
         if isinstance(self.source, DataLoader):
-            return len(self.source)
+            return _num_batches(self.source, self.num_data) if self._iterable else len(self.source)
         size = self.num_data if size is None else min(size, self.num_data)
-        return self.num_data // size if shuffled else -(-self.num_data // size)
+        return self.num_data // size if shuffled and not self._iterable else -(-self.num_data // size)
+
+    @property
+    def _iterable(self) -> bool:
+        dataset = self.source.dataset if isinstance(self.source, DataLoader) else self.source
+        return isinstance(dataset, IterableDataset)
 
     def _pass(self, size: int | None, key: Key | None, each: int) -> Iterator[Batch]:
         """The `each` batches of one pass, in the order of `key`, or in their own order without a key."""
@@ -109,31 +122,80 @@ class StreamData(Data):
         else:
             items = _keyed(lambda: self._collated(size, key), [], key or Key(0))
         count, aside = 0, self.device.type != "cpu"  # towards the CPU, rows could be read before they have come
-        for item in islice(items, each):
+        batches = (as_batch(item, "each batch of the loader", labels=self.labels) for item in items)
+        for given in islice(self._counted(batches) if self._iterable else batches, each):
             count += 1
-            batch = as_batch(item, "each batch of the loader").map(lambda t: t.to(self.device, non_blocking=aside))
+            batch = given.map(lambda t: t.to(self.device, non_blocking=aside))
             yield batch if self.prepare is None else self.prepare(batch)
         if count < each:
             raise BadData(f"The DataLoader says that it has {each} batches and gave {count}. Make its __len__ right.")
 
+    def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches of a pass over an iterator; BadData before its last one unless there are `num_data` rows."""
+        left_out = 0
+        if isinstance(self.source, DataLoader) and self.source.drop_last:
+            left_out = max(1, self.source.num_workers) * ((self.source.batch_size or 1) - 1)
+        rows, batch = 0, None
+        while True:
+            following = next(batches, None)
+            rows += 0 if following is None else following.size
+            if rows > self.num_data or (following is None and rows < self.num_data - left_out):
+                raise BadData(
+                    f"A pass over the IterableDataset must give num_data = {self.num_data} rows. Got "
+                    f"{'' if following is None else 'at least '}{rows}. Make the Joint with the right num_data; with "
+                    "several workers, let each give its own share of the rows (torch.utils.data.get_worker_info)."
+                )
+            if batch is not None:
+                yield batch
+            if following is None:
+                return
+            batch = following
+
     def _collated(self, size: int | None, key: Key | None) -> Iterator[object]:
-        order = range(self.num_data) if key is None else key.permutation(self.num_data, "cpu").tolist()
         size = self.num_data if size is None else min(size, self.num_data)
+        if self._iterable:
+            items = iter(self.source)
+            while rows := list(islice(items, size)):
+                yield default_collate(rows)
+            return
+        order = range(self.num_data) if key is None else key.permutation(self.num_data, "cpu").tolist()
         for low in range(0, self.num_data, size):
             yield default_collate([self.source[index] for index in order[low : low + size]])
 
 
-def check_loader(loader: "DataLoader[Any]") -> int:
-    """Number of rows of a loader's data; raises BadData where it is unknown."""
+def check_loader(loader: "DataLoader[Any]", num_data: int | None = None) -> int:
+    """Number of rows of a loader's data, or `num_data` where they are iterated over; BadData where it is unknown."""
     if isinstance(loader.sampler, SubsetRandomSampler):
         return len(loader.sampler)
-    dataset = loader.dataset
-    if loader.batch_sampler is None or isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
-        raise BadData(
-            "The DataLoader has no known number of rows, so the likelihood cannot be scaled to the whole data. "
-            "Use a Dataset with __len__ and __getitem__, and a batch_size."
-        )
-    return len(dataset)
+    dataset: Any = loader.dataset
+    if loader.batch_sampler is None and not isinstance(dataset, IterableDataset):
+        raise BadData("The DataLoader must give batches, not single rows. Give it a batch_size.")
+    return check_dataset(dataset, num_data)
+
+
+def check_dataset(dataset: "Dataset[Any]", num_data: int | None) -> int:
+    """Number of rows of a data set, or `num_data` where it is iterated over; BadData where it is unknown."""
+    if isinstance(dataset, Sized):
+        return len(dataset)
+    if isinstance(dataset, IterableDataset) and num_data is not None:
+        return num_data
+    raise BadData(
+        "The data have no known number of rows, so the likelihood cannot be scaled to the whole data. Give the Dataset "
+        "a __len__; that of an IterableDataset may be said by as_data(data, num_data=...)."
+    )
+
+
+_COUNTED: "WeakKeyDictionary[DataLoader[Any], int]" = WeakKeyDictionary()
+
+
+def _num_batches(loader: "DataLoader[Any]", num_data: int) -> int:
+    """Number of batches of a pass over an iterator; where workers share it, or it gives batches, by reading them."""
+    if loader.batch_size is not None and loader.num_workers <= 1:
+        return num_data // loader.batch_size if loader.drop_last else -(-num_data // loader.batch_size)
+    if loader not in _COUNTED:
+        logger.info("an IterableDataset is read once to count its batches")
+        _COUNTED[loader] = sum(1 for _ in _keyed(lambda: iter(loader), _generators(loader), Key(0)))
+    return _COUNTED[loader]
 
 
 def _refuse_partial(loader: "DataLoader[Any]", num_data: int) -> None:
@@ -154,7 +216,8 @@ def _refuse_partial(loader: "DataLoader[Any]", num_data: int) -> None:
 def in_order(loader: "DataLoader[Any]") -> Iterator[object]:
     """The items of a loader that gives every row once, in order (else BadData); generators keep their states."""
     if isinstance(loader.sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)) or (
-        loader.drop_last and check_loader(loader) % (loader.batch_size or 1)
+        loader.drop_last
+        and (isinstance(loader.dataset, IterableDataset) or check_loader(loader) % (loader.batch_size or 1))
     ):
         raise BadData(
             "The DataLoader shuffles or drops rows, so what comes out would not line up with the rows. "

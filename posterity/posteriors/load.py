@@ -30,7 +30,7 @@ Given: TypeAlias = Mapping[str, Likelihood | Prior | None]
 
 def load(
     path: str | os.PathLike[str],
-    model: nn.Module | Density,
+    model: nn.Module | Network | Density,
     *,
     likelihood: Likelihood | None = None,
     prior: Prior | None = None,
@@ -54,7 +54,11 @@ def load(
 
 
 def posterior_of(
-    part: Part, model: nn.Module | Density, where: str, name: str = "posterior", given: Given = MappingProxyType({})
+    part: Part,
+    model: nn.Module | Network | Density,
+    where: str,
+    name: str = "posterior",
+    given: Given = MappingProxyType({}),
 ) -> Posterior:
     """Read the posterior in the part `name` of the run folder `where`; see `load`."""
     if "scaling" in part.config:
@@ -63,7 +67,7 @@ def posterior_of(
     is_density = "density" in _components(part)[0]
     if is_density and not isinstance(model, Density):
         raise BadFolder(f"{where} holds the posterior of a Density. Pass that Density, not {kind}.")
-    if not is_density and not isinstance(model, nn.Module):
+    if not is_density and not isinstance(model, (nn.Module, Network)):
         raise BadFolder(f"{where} holds the posterior of a network. Pass that nn.Module, not {kind}.")
     problem = Network(model) if isinstance(model, nn.Module) else model
     with reading(f"Run folder {where}: part {name!r}"):
@@ -72,7 +76,7 @@ def posterior_of(
         return _mixture(part, problem, given)
 
 
-def _calibrated(part: Part, model: nn.Module | Density, where: str, name: str, given: Given) -> Posterior:
+def _calibrated(part: Part, model: nn.Module | Network | Density, where: str, name: str, given: Given) -> Posterior:
     with reading(f"Run folder {where}: part {name!r}"):
         check_names("The calibrated posterior", list(part.config), ["scaling", "of"])
         own = {key: tensor for key, tensor in part.tensors.items() if key.startswith(f"{PREFIX}.")}

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from posterity.errors import BadData, positive_whole, shown
 from posterity.likelihoods.likelihood import Likelihood
-from posterity.model.batch import Inputs, map_inputs, num_rows
+from posterity.model.batch import Inputs, map_inputs, num_rows, without_labels
 from posterity.model.data import Batch, as_inputs
 from posterity.model.density import Density
 from posterity.model.joint import Joint
@@ -213,7 +213,9 @@ class Posterior(ABC):
         memory_budget: int | None = None,
         joint: bool = False,
     ) -> Predictive:
-        """Predict at the inputs: a tensor, an array, a tuple, a dict or a `DataLoader`.
+        """Predict at the inputs: a tensor, an array, a tuple, a mapping or a `DataLoader`.
+
+        Targets of a loader's batches, and the labels of a mapping, are not looked at.
 
         A posterior with closed-form output moments integrates the likelihood over them by the `integrator` (by default
         `default_integrator`) and ignores `draws`; any other averages over draws: by default all draws of chains
@@ -328,7 +330,9 @@ class Posterior(ABC):
         """Yield chunks of rows, each with an example of an output row and the number of all rows, as far as known."""
         assert isinstance(self.joint, Joint)
         for item in in_order(inputs) if isinstance(inputs, DataLoader) else [inputs]:
-            part = item[0] if isinstance(inputs, DataLoader) and isinstance(item, (tuple, list)) else item
+            part: object = item[0] if isinstance(inputs, DataLoader) and isinstance(item, (tuple, list)) else item
+            if isinstance(part, Mapping):
+                part = without_labels(part, self.joint.network.labels)
             tensors = map_inputs(lambda tensor: tensor.to(self.joint.device), as_inputs(part, torch.is_grad_enabled()))
             tensors = map_inputs(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, tensors)
             self.joint.check_inputs(tensors)
@@ -412,8 +416,9 @@ def _loader_rows(inputs: object) -> int:
 
 def _requires_grad(inputs: object) -> bool:
     """Whether any tensor of the inputs requires a gradient."""
-    values = inputs.values() if isinstance(inputs, dict) else inputs if isinstance(inputs, (tuple, list)) else [inputs]
-    return any(isinstance(value, Tensor) and value.requires_grad for value in values)
+    if isinstance(inputs, (Mapping, tuple, list)):
+        return any(map(_requires_grad, inputs.values() if isinstance(inputs, Mapping) else inputs))
+    return isinstance(inputs, Tensor) and inputs.requires_grad
 
 
 def _encode(posterior: Posterior, tensors: dict[str, Tensor], path: str) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from posterity.errors import BadData, PosterityError, positive_whole
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.batch import Inputs, num_rows
-from posterity.model.data import Batch, Data, TensorData, as_data
+from posterity.model.data import Batch, Data, TensorData
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
-from posterity.model.problem import Problem
+from posterity.model.problem import Problem, data_of
 from posterity.model.weights import weighted_log_prob
 from posterity.numerics.random import Key
 from posterity.posteriors.functions import Evaluation
@@ -239,7 +239,7 @@ class Samples(Posterior):
         """
         self._alone()
         chosen = self._spread(self.num_chains * self.num_draws)
-        rows = self.joint.checked(as_data(data).to(self.joint.device))
+        rows = self.joint.checked(data_of(self.joint, data).to(self.joint.device))
         with torch.no_grad():
             if isinstance(self.joint, Density):
                 blocks = self._blocks(*chosen, ROWS)

@@ -23,7 +23,7 @@ from torch.utils.data import (
 
 from posterity.datasets.dataset import LabelledData
 from posterity.errors import BadData, check_batch_size
-from posterity.model.data import Batch, NoData, StreamData, TensorData, as_data, as_inputs
+from posterity.model.data import Batch, NoData, StreamData, TensorData, as_data, as_inputs, in_memory
 from posterity.numerics import Key
 
 ROWS = 10
@@ -335,7 +335,7 @@ BAD = {
     "one tensor": (x, r"Wanted the data as \(inputs, targets\) .* Got tensor\(10, 1\)\. Pass a pair"),
     "four": (lambda: (x(), y(), None, None), r"Wanted the data as"),
     "no pair": (lambda: TensorDataset(x()), r"Wanted the data as"),
-    "lists": (lambda: ([[1.0]], [[2.0]]), r"inputs must be a tensor or an array\. Got \[\[1\.0\]\]"),
+    "lists": (lambda: ([[1.0]], [[2.0]]), r"inputs\[0\] must be a tensor or an array\. Got \[1\.0\]"),
     "no inputs": (lambda: ((), y()), "at least one tensor. Got none"),
     "no named inputs": (lambda: ({}, y()), "at least one tensor. Got none"),
     "text": (lambda: (np.array([["a"]]), np.zeros((1, 1))), r"inputs must hold numbers\. Got an array of <U1\. Encode"),
@@ -350,11 +350,10 @@ BAD = {
     "negative weights": (lambda: (x(), y(), -torch.ones(10)), "one finite number >= 0 for each row"),
     "nan weights": (lambda: (x(), y(), torch.full((10,), float("nan"))), "one finite number >= 0"),
     "stream": (Stream, "no known number of rows"),
-    "counted stream": (CountedStream, "no known number of rows"),
     "endless": (Endless, "no known number of rows"),
     "loader of a stream": (lambda: DataLoader(Stream(), batch_size=2), "no known number of rows"),
-    "loader of a counted stream": (lambda: DataLoader(CountedStream(), batch_size=2), "no known number of rows"),
-    "loader without batches": (lambda: DataLoader(Rows(), batch_size=None), "and a batch_size"),
+    "counted stream without rows": (lambda: in_memory(as_data(CountedStream())), r"num_data = 5 rows\. Got 0"),
+    "loader without batches": (lambda: DataLoader(Rows(), batch_size=None), "not single rows. Give it a batch_size"),
 }
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from posterity.errors import BadData
 from posterity.likelihoods import Bernoulli, Categorical, Gaussian
-from posterity.model import Batch, Joint, as_data
+from posterity.model import Batch, Joint, Network, as_data
 from posterity.numerics import Key
 from posterity.priors import Normal
 
@@ -152,8 +152,9 @@ def test_outputs_need_as_many_rows(module, message):
 
 
 def test_a_model_that_returns_no_tensor_says_so_itself():
-    joint = joint_of(Gaussian(), nn.LSTM(3, 2, batch_first=True).double())
-    with pytest.raises(TypeError, match=r"must return one tensor\. Got tuple\. Wrap it"):
+    network = Network(nn.LSTM(3, 2, batch_first=True).double(), outputs=lambda out: out[1])
+    joint = Joint(network, Gaussian(), Normal(), 6)
+    with pytest.raises(TypeError, match=r"must return one tensor.* Got tuple from outputs=\. Give the function"):
         joint.check(Batch(torch.zeros(6, 4, 3, dtype=torch.float64), torch.zeros(6, 2, dtype=torch.float64)))
 
 

@@ -369,7 +369,7 @@ def test_validation_counts_rows_with_targets() -> None:
 
 def test_weights_of_entries_are_refused_where_there_are_none() -> None:
     custom = Custom(lambda f, y: -(f - y).square().sum(-1))
-    joint = po.Joint(module(Gaussian()), custom, po.priors.Normal(), N)
+    joint = po.Joint(module(Gaussian()), custom, po.priors.Normal(1.0), N)
     x, y, w = rows(Gaussian())
     with pytest.raises(BadData, match=r"Custom has no log density for each entry .* Give weights \(6,\)"):
         joint.check(Batch(x, y.nan_to_num(), w))

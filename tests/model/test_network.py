@@ -401,12 +401,12 @@ class Returning(nn.Module):
         return self.wrap(self.layer(x))
 
 
-@pytest.mark.parametrize("wrap", [lambda y: (y, y), lambda y: {"logits": y}, lambda y: None, lambda y: [y]])
+@pytest.mark.parametrize("wrap", [lambda y: ((y, y), y), lambda y: {"scores": y}, lambda y: None, lambda y: []])
 @pytest.mark.parametrize("members", [False, True])
 def test_a_model_that_returns_no_tensor_is_refused(wrap, members):
     network = Network(Returning(wrap))
     theta = zoo.fork(network.initial, 2) if members else network.initial
-    with pytest.raises(TypeError, match=r"the model must return one tensor\. Got \w+\. Wrap it in a module"):
+    with pytest.raises(TypeError, match=r"the model must return one tensor, logits.* Got \w+\. Give the function"):
         network.outputs(theta, torch.ones(4, 3))
 
 
