@@ -54,6 +54,15 @@ class Use(ABC):
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Jacobian:
         """Derivatives in the weights of K scalars per row, whose derivatives in the output are (N, *output) each."""
 
+    def by_label(self, outputs: Tensor) -> Tensor:
+        """Values shaped as the output, as (N positions, channels)."""
+        return outputs.reshape(-1, outputs.shape[-1])
+
+    def label_features(self, differentiable: bool) -> Tensor | None:
+        """Features (N positions, columns), None where only the bias is tracked."""
+        features = self.features(differentiable)
+        return None if features is None else features.reshape(-1, features.shape[-1])
+
     def features(self, differentiable: bool) -> Tensor | None:
         """The source, None where only the bias is tracked."""
         if self.weight is None:
@@ -92,6 +101,13 @@ class ConvolutionUse(Use):
     def shape(self) -> tuple[int, int]:
         """(output channels, input channels of a group times the kernel)."""
         return self.output_shape[1], self.source.shape[1] // self.window.groups * prod(self.window.kernel)
+
+    def by_label(self, outputs: Tensor) -> Tensor:
+        return outputs.flatten(2).transpose(1, 2).flatten(0, 1)
+
+    def label_features(self, differentiable: bool) -> Tensor | None:
+        images = self.features(differentiable)
+        return None if images is None else self.window.patches(images)[:, :, 0].flatten(0, 1)
 
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Convolution:
         gradients = stacked(columns)
