@@ -21,7 +21,8 @@ from posterity.curvature.survey import (
 from posterity.jacobians.head import Head
 from posterity.jacobians.jacobian import Explicit, Jacobian, Selected, Stacked
 from posterity.jacobians.output_layer import OutputLayer
-from posterity.jacobians.uses import Use, WeightUses
+from posterity.jacobians.recording import WeightUses
+from posterity.jacobians.uses import Use
 from posterity.model.batch import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from posterity.jacobians.uses import ConvolutionUse, EmbeddingUse, LinearUse, Use, WeightUses
+from posterity.jacobians.recording import WeightUses
+from posterity.jacobians.uses import ConvolutionUse, EmbeddingUse, LinearUse, Use
 from posterity.model.batch import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers, Network
