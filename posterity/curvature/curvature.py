@@ -152,9 +152,9 @@ class Rows:
         if self.curvature.draws(outputs) and not (closed and known.only_output):
             layers = "all layers but the output layer" if closed else "all layers"
             _say_drawn(outputs, self.curvature.num_columns(outputs), layers)
-        settings = {"count": self.curvature.num_columns(outputs), "budget": self.budget}
-        probabilities = self._probabilities if closed else None
-        for piece in derivatives(joint, *point, self._columns, probabilities=probabilities, **settings):
+        count, probabilities = self.curvature.num_columns(outputs), self._probabilities if closed else None
+        pieces = derivatives(joint, *point, self._columns, probabilities=probabilities, count=count, budget=self.budget)
+        for piece in pieces:
             if piece.fresh:
                 self._outputs.append(piece.outputs)
                 if known.head is not None and isinstance(piece.jacobian, Stacked):

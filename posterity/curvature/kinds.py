@@ -72,7 +72,7 @@ class GaussNewton(Curvature):
         if fisher is None:
             return MonteCarloFisher(DRAWN).columns(likelihood, outputs, targets, key)
         coins = key.uniform((DRAWN, *outputs.shape), torch.float32, outputs.device)
-        return fisher.signed(torch.where(coins < 0.5, -1.0, 1.0).to(outputs.dtype)) / DRAWN**0.5
+        return fisher.signed(torch.where(coins < 0.5, -1.0, 1.0).to(outputs.dtype)) / float(DRAWN**0.5)
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posterity.jacobians.recording import WeightUses
-from posterity.jacobians.uses import (
-    LAYOUTS,
-    PACKED,
-    ConvolutionUse,
-    EmbeddingUse,
-    LinearUse,
-    ScaleUse,
-    Use,
-    possible_layouts,
-)
+from posterity.jacobians.uses import LAYOUTS, PACKED, ConvolutionUse, EmbeddingUse, LinearUse, Use, possible_layouts
 from posterity.model.batch import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers, Network
@@ -192,18 +183,18 @@ class Survey:
 
     def checked(self, uses: Sequence[Use], rows: int) -> list[Use]:
         """The uses of a pass over `rows` rows, arranged; raises a ValueError where they differ from the survey's."""
+        for name, times in Counter(name for use in uses for name in use.names).items():
+            if times > self.times[name]:
+                raise ValueError(
+                    f"'{name}' must be used equally often for all rows. A batch used it {times} times, and the rows "
+                    f"looked at first {self.times[name]}. Run the layer the same number of times whatever the inputs."
+                )
         for use in uses:
             if self.layouts[use.names[0]] not in possible_layouts(use.output_shape, rows):
                 raise ValueError(
                     f"The layer of '{use.names[0]}' must run on all rows of a batch. It ran on "
                     f"{use.output_shape[0]} of {rows}, though on all of those looked at first. Run it on every row and "
                     "choose among its outputs."
-                )
-        for name, times in Counter(name for use in uses for name in use.names).items():
-            if times > self.times[name]:
-                raise ValueError(
-                    f"'{name}' must be used equally often for all rows. A batch used it {times} times, and the rows "
-                    f"looked at first {self.times[name]}. Run the layer the same number of times whatever the inputs."
                 )
         return [use.arranged(self.layouts[use.names[0]], rows) for use in uses]
 
@@ -277,8 +268,9 @@ def _survey(joint: Joint, inputs: Inputs) -> Survey:
     entries = sum(prod(use.row_shape[1:]) for use in uses)
     features = sum(_positions(use) * use.shape[1] for use in uses if not isinstance(use, EmbeddingUse))
     entries = max(entries, sum(sizes[name] for name in explicit))
-    kept = {"row_entries": entries, "row_features": features, "times": count, "layouts": layouts}
-    return replace(draft, places=tuple(places), **kept)
+    return replace(
+        draft, places=tuple(places), row_entries=entries, row_features=features, times=count, layouts=layouts
+    )
 
 
 def _placed(draft: Survey, uses: Sequence[Use], last: Use | None, sizes: Mapping[str, int]) -> list[Place]:
@@ -361,8 +353,7 @@ def _layouts(runs: Sequence[tuple[Tensor, Sequence[Use]]]) -> tuple[dict[str, st
     possible: dict[str, list[str]] = {}
     for outputs, uses in runs:
         for use in uses:
-            allowed = possible_layouts(use.output_shape, len(outputs))
-            allowed = allowed if isinstance(use, (LinearUse, EmbeddingUse, ScaleUse)) else allowed[:1]
+            allowed = [name for name in possible_layouts(use.output_shape, len(outputs)) if name in use.layouts]
             for name in use.names:
                 possible[name] = [layout for layout in possible.get(name, allowed) if layout in allowed]
     refuted: dict[str, set[str]] = {}

@@ -45,7 +45,8 @@ class Head(Jacobian):
         """Values (..., N T, D, ...) with N T on this axis, as (..., N, D T, ...)."""
         if self.positions == 1:
             return values
-        return values.unflatten(axis, (-1, self.positions)).transpose(axis + 1, axis + 2).flatten(axis + 1, axis + 2)
+        split = values.reshape(*values.shape[:axis], -1, self.positions, *values.shape[axis + 1 :])
+        return split.transpose(axis + 1, axis + 2).flatten(axis + 1, axis + 2)
 
     def rows(self) -> Tensor:
         basis = torch.eye(self.outputs, dtype=self.dtype, device=self.device) if self.basis is None else self.basis

@@ -111,11 +111,13 @@ class WeightUses(TorchFunctionMode):
 
 def _region(region: Region, whole: Tensor, part: Tensor) -> Region | None:
     """The region of a view of a tracked tensor with this region; None where it is no range of rows and no transpose."""
-    shift = part.storage_offset() - whole.storage_offset()
+    if part.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
+        return None  # a copy
+    shift = int(part.storage_offset()) - int(whole.storage_offset())
     if part.shape[1:] == whole.shape[1:] and part.stride() == whole.stride() and part.dim() == whole.dim() > 0:
         if part.shape == whole.shape:
             return region
-        rows = shift // max(1, whole.stride(0))
+        rows = shift // max(1, int(whole.stride(0)))
         return None if region.transposed else region._replace(low=region.low + rows, whole=False)
     turned = part.dim() == whole.dim() == 2 and part.shape == whole.mT.shape and part.stride() == whole.mT.stride()
     return region._replace(transposed=not region.transposed) if turned and not shift else None
@@ -357,7 +359,7 @@ _NORMS: tuple[Callable[..., Tensor], ...] = (
     functional.rms_norm,
     functional.group_norm,
 )
-_RULES: dict[Any, Callable[..., Tensor | None]] = {
+_RULES: dict[Any, Callable[..., Any]] = {
     functional.linear: _linear,
     functional.conv1d: _convolution(functional.conv1d),
     functional.conv2d: _convolution(functional.conv2d),
@@ -384,5 +386,5 @@ _PARTS = {
     *(torch.chunk, torch.split, torch.split_with_sizes, torch.narrow, torch.t, torch.transpose),
     *(torch.Tensor.chunk, torch.Tensor.split, torch.Tensor.split_with_sizes, torch.Tensor.narrow),
     *(torch.Tensor.t, torch.Tensor.transpose, torch.Tensor.__getitem__),
-    *(torch.Tensor.T.__get__, torch.Tensor.mT.__get__),
+    *(getattr(torch.Tensor, name).__get__ for name in ("T", "mT")),
 }

@@ -23,8 +23,8 @@ def stacked(columns: Sequence[Tensor] | Tensor) -> Tensor:
 LAYOUTS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "first": lambda values, rows: values,
     "second": lambda values, rows: values.transpose(0, 1),
-    "flat": lambda values, rows: values.unflatten(0, (rows, -1)),
-    "flat second": lambda values, rows: values.unflatten(0, (-1, rows)).transpose(0, 1),
+    "flat": lambda values, rows: values.reshape(rows, -1, *values.shape[1:]),
+    "flat second": lambda values, rows: values.reshape(-1, rows, *values.shape[1:]).transpose(0, 1),
 }
 """Where the rows of a batch may lie in a tensor: (N, ...), (T, N, ...), (N T, ...) or (T N, ...). Each function takes
 the tensor and N, and puts the rows first."""
@@ -73,6 +73,11 @@ class Use(ABC):
     def rows_first(self, values: Tensor) -> Tensor:
         """Values shaped as output or source, with the rows of the batch on the first axis."""
         return LAYOUTS[self.layout](values, self.rows)
+
+    @property
+    def layouts(self) -> list[str]:
+        """Layouts that its Jacobian can take."""
+        return ["first"]
 
     @property
     def row_shape(self) -> torch.Size:
@@ -127,6 +132,10 @@ class LinearUse(Use):
     columns: int
 
     @property
+    def layouts(self) -> list[str]:
+        return list(LAYOUTS)
+
+    @property
     def shape(self) -> tuple[int, int]:
         return self.output_shape[-1], self.columns
 
@@ -173,6 +182,10 @@ class EmbeddingUse(Use):
     padding: int | None
 
     @property
+    def layouts(self) -> list[str]:
+        return list(LAYOUTS)
+
+    @property
     def shape(self) -> tuple[int, int]:
         return self.entries, self.output_shape[-1]
 
@@ -192,6 +205,10 @@ class ScaleUse(Use):
 
     normalise: Callable[[Tensor], Tensor]
     trailing: int | None  # number of last axes that the weight has; None: it has the axis of channels, the second
+
+    @property
+    def layouts(self) -> list[str]:
+        return ["first"] if self.trailing is None else list(LAYOUTS)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -233,4 +250,5 @@ class BroadcastUse(Use):
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Explicit:
         gradients = stacked(columns)  # (K, N, *output)
         padded = (1,) * (gradients.dim() - 1 - len(self.size)) + tuple(self.size)
-        return Explicit(gradients.sum_to_size(*gradients.shape[:2], *padded[1:]).flatten(2).transpose(0, 1))
+        summed = gradients.sum_to_size(*gradients.shape[:2], *padded[1:])
+        return Explicit(summed.reshape(*gradients.shape[:2], -1).transpose(0, 1))

@@ -329,6 +329,36 @@ def test_packed_sequences_are_refused_with_a_remedy_unless_the_last_layer_is_wan
     assert q.predict(data[0]).mean.shape == (ROWS, 2)
 
 
+class Odd(nn.Module):
+    """Uses that look like those with rules: a copy of rows, a shift of rows on the second axis, a norm of positions."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.table, self.shift = kind, nn.Parameter(torch.zeros(6, 3)), nn.Parameter(torch.zeros(3))
+        self.norm, self.head = nn.BatchNorm1d(3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "rows by index":
+            return self.head(self.table[(x[:, 0, 0] > 0).long()] + x[:, 0]).tanh()
+        if self.kind == "shift on the second axis":
+            return self.head((x.transpose(0, 1) + self.shift).tanh().sum(0))
+        if self.kind == "norm of flattened positions":
+            return self.head(self.norm(x.flatten(0, 1)).unflatten(0, x.shape[:2]).tanh().sum(1))
+        if self.kind == "a number for each row":
+            return (self.head(x[:, 0])[:, 0] + self.shift[:1]).tanh()
+        return (self.head(x[:, 0]) + self.table[1:2, :2]).tanh()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["rows by index", "shift on the second axis", "norm of flattened positions", "a number for each row", "a part"],
+)
+def test_uses_that_look_like_those_with_rules(kind: str) -> None:
+    case = truth(made(Odd, kind), normal(4, 3))
+    close(GaussNewton().matrix(case.joint, case.theta, case.batch, None), case.matrix)
+    close(GaussNewton().diagonal(case.joint, case.theta, case.batch, None), case.matrix.diagonal())
+
+
 def test_rows_that_cannot_be_told_are_not_guessed() -> None:
     """Without derivatives at these weights, (N T) and (T N) look alike."""
 
