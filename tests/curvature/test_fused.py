@@ -339,7 +339,7 @@ class Odd(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "rows by index":
-            return self.head(self.table[(x[:, 0, 0] > 0).long()] + x[:, 0]).tanh()
+            return self.head(x[:, 0]) + F.linear(x[:, 1], self.table[torch.tensor([4, 1])]).tanh()
         if self.kind == "shift on the second axis":
             return self.head((x.transpose(0, 1) + self.shift).tanh().sum(0))
         if self.kind == "norm of flattened positions":
