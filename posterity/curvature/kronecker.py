@@ -14,6 +14,7 @@ from posterity.curvature.survey import PLAIN, Place, Survey
 from posterity.jacobians.convolution import Convolution
 from posterity.jacobians.jacobian import Jacobian, Stacked
 from posterity.jacobians.linear import Lookup, Matrix, Thin, symmetric
+from posterity.jacobians.output_layer import OutputLayer
 from posterity.precisions.block import BlockDiagonal
 from posterity.precisions.dense import Dense
 from posterity.precisions.diagonal import Diagonal as DiagonalPrecision
@@ -33,7 +34,7 @@ class Factored(Structure):
 
     def check_prior(self, places: Sequence[Place], prior: Tensor) -> None:
         for place in places:
-            if place.kind != PLAIN:
+            if not _whole(place):
                 groups = place.groups if place.kind == "matrix" else 1
                 prior_patterns(place.block.gather(prior), (groups, place.block.rows // groups, place.block.width))
 
@@ -44,11 +45,13 @@ class Kronecker(Factored):
 
     **Math**: the block of a layer z = W a + b is N G (x) A over the row-major (W b), where A is the mean over rows of
     a a^T, a with a 1 for the bias, and G the mean of sum_k g_k g_k^T, g_k the gradient of column k in z. For layers
-    with T positions (convolutions, sequences), A is a mean over positions and G a sum. `factored_damping` adds the
-    prior t as (sqrt(N) G + sqrt(t) I) (x) (sqrt(N) A + sqrt(t) I) (Ritter et al.) in place of the exact t I.
+    with T positions (convolutions, sequences, steps of a recurrent layer), A is a mean over positions and G a sum.
+    `factored_damping` adds the prior t as (sqrt(N) G + sqrt(t) I) (x) (sqrt(N) A + sqrt(t) I) (Ritter et al.) in place
+    of the exact t I.
 
     **Limit**: exact for one row, and when G does not depend on the row (linear networks with Gaussian noise). Norm
-    layers, and tied or unknown weights, have whole blocks up to 512 weights, beyond that their exact diagonal.
+    layers, weights that are used several times, and unknown ones have whole blocks up to 512 weights. Beyond that, uses
+    by linear maps (steps of a recurrent layer) count as positions, and the others keep their exact diagonal.
 
     **Cost**: K backward passes, products a a^T and g g^T; eigenvalues once, O^3 + I^3 per layer.
 
@@ -80,13 +83,16 @@ class Kronecker(Factored):
         return 8 * sum(5 * _factor_entries(place) + 4 * place.block.size for place in survey.places)
 
 
+def _whole(place: Place) -> bool:
+    """Whether a layer has no factors, but its whole block or diagonal: no matrix, or a small one used several times."""
+    return place.kind == PLAIN or (place.times > 1 and place.block.size <= SMALL)
+
+
 def _factor_entries(place: Place) -> int:
     rows, width = place.block.rows // place.groups, place.block.width
-    if place.kind == "matrix":
-        return place.groups * (rows**2 + width**2)
-    if place.kind == "table":
-        return place.block.rows + width**2
-    return place.block.size**2 if place.block.size <= SMALL else place.block.size
+    if _whole(place):
+        return place.block.size**2 if place.block.size <= SMALL else place.block.size
+    return place.groups * (rows**2 + width**2) if place.kind == "matrix" else place.block.rows + width**2
 
 
 def add_factors(sums: Sums, rows: Rows) -> Sums:
@@ -108,20 +114,22 @@ def add_factors(sums: Sums, rows: Rows) -> Sums:
 def _add(recent: Sums, name: str, place: Place, part: Jacobian, weights: Tensor | None, fresh: bool) -> None:
     """Add the derivatives in one layer to its sums; the layer's inputs count once for all columns."""
     outer, inner = name + "outer", name + "inner"
-    if isinstance(part, Thin):
+    if _whole(place) and place.block.size <= SMALL:
+        dense = part.rows().flatten(0, 1)
+        added(recent, **{name + "matrix": dense.T @ dense})
+    elif isinstance(part, Thin):
         recent[outer] = part.outer_gram(recent.get(outer))
         if fresh:
             recent[inner] = part.inner_gram(weights, recent.get(inner))
+    elif isinstance(part, OutputLayer):
+        added(recent, **{outer: part.outer_gram(), inner: part.inner_gram()})  # with weights of its own
     elif isinstance(part, (Matrix, Convolution)):
         added(recent, **{outer: part.outer_gram()}, **({inner: part.inner_gram(weights)} if fresh else {}))
     elif isinstance(part, Lookup):
         added(recent, **{outer: part.outer_gram()}, **({name + "counts": part.counts(weights)} if fresh else {}))
-    elif place.block.size > SMALL:
+    else:
         say_diagonal(place.block.names, place.block.size)
         added(recent, **{name + "diagonal": part.squares()})
-    else:
-        dense = part.rows().flatten(0, 1)
-        added(recent, **{name + "matrix": dense.T @ dense})
 
 
 @cache
@@ -189,7 +197,9 @@ class CorrectedKronecker(Factored):
                 if f"{index}.inner_basis" not in sums:
                     continue
                 part, inner = piece.jacobian.part(place.block), sums[f"{index}.inner_basis"]
-                if isinstance(part, (Matrix, Thin, Convolution)):
+                if isinstance(part, OutputLayer):
+                    squares = part.rotated_squares(sums[f"{index}.outer_basis"], inner)
+                elif isinstance(part, (Matrix, Thin, Convolution)):
                     squares = part.rotated(sums[f"{index}.outer_basis"], inner).squares()
                 else:
                     assert isinstance(part, Lookup)

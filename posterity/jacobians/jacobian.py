@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,9 @@ class Outline(NamedTuple):
 
 class Jacobian(ABC):
     """J (N, D, R), row n and output d by weight r."""
+
+    closed: ClassVar[bool] = False
+    """Whether `gram` is formed without the dense rows."""
 
     @property
     @abstractmethod
@@ -94,6 +97,14 @@ class Jacobian(ABC):
         """Sum of J^2 over rows and outputs, (R,)."""
         flat = (part.rows().flatten(0, 1) for _, part in self.chunks(CACHED))
         return added(torch.einsum("nr,nr->r", rows, rows) for rows in flat)
+
+    def gram(self, out: Tensor | None = None) -> Tensor:
+        """Sum of J^T J over rows, (R, R) in float64, added to `out` if given."""
+        for _, part in self.chunks():
+            rows = part.rows().flatten(0, 1).to(torch.float64)
+            out = rows.T @ rows if out is None else out.add_(rows.T @ rows)
+        assert out is not None
+        return out
 
     def add_squares(self, block: Block, total: Tensor) -> None:
         """Add `squares` to the entries of `total` that a block names."""
@@ -226,22 +237,13 @@ class Stacked(Jacobian):
 
     def part(self, block: Block) -> Jacobian:
         """The derivatives in the weights of one block, in its order."""
-        indices = {index for name in block.names for index in self._users.get(name, ())}
-        if len(indices) == 1 and self.blocks[(index := next(iter(indices)))] == block:
-            return self.parts[index]
+        indices = [index for index, other in enumerate(self.blocks) if other.overlaps(block)]
+        if len(indices) == 1 and self.blocks[indices[0]] == block:
+            return self.parts[indices[0]]
         if not indices:  # weights that the outputs do not depend on
             zero = self.parts[0].narrow(0, 0).rows().new_zeros(())
             return Explicit(zero.expand(self.num_rows, self.num_outputs, block.size))
-        return Selected(self.restricted([self.blocks[index] for index in sorted(indices)]), block.index)
-
-    @cached_property
-    def _users(self) -> dict[str, list[int]]:
-        """Indices of the parts that each named tensor is in."""
-        users: dict[str, list[int]] = {}
-        for index, block in enumerate(self.blocks):
-            for name in block.names:
-                users.setdefault(name, []).append(index)
-        return users
+        return Selected(self.restricted([self.blocks[index] for index in indices]), block.index)
 
     def restricted(self, blocks: list[Block]) -> "Stacked":
         """The parts of these blocks alone, with zeros elsewhere."""
@@ -251,16 +253,13 @@ class Stacked(Jacobian):
     @cached_property
     def pieces(self) -> tuple[tuple[Block | Tensor, Jacobian], ...]:
         """(indices, derivatives) of disjoint sets of weights; parts that share weights are merged."""
-        if all(len(users) == 1 for users in self._users.values()):
-            return tuple(zip(self.blocks, self.parts, strict=True))
-        groups: list[tuple[set[str], list[Block]]] = []
+        groups: list[list[Block]] = []
         for block in dict.fromkeys(self.blocks):
-            touching = [group for group in groups if not group[0].isdisjoint(block.names)]
+            touching = [group for group in groups if any(block.overlaps(other) for other in group)]
             groups = [group for group in groups if group not in touching]
-            names = set(block.names).union(*(group[0] for group in touching))
-            groups.append((names, [*(other for group in touching for other in group[1]), block]))
+            groups.append([*(other for group in touching for other in group), block])
         pieces: list[tuple[Block | Tensor, Jacobian]] = []
-        for _, blocks in groups:
+        for blocks in groups:
             if len(blocks) == 1 and self.blocks.count(blocks[0]) == 1:
                 pieces.append((blocks[0], self.parts[self.blocks.index(blocks[0])]))
             else:
@@ -271,6 +270,14 @@ class Stacked(Jacobian):
     def squares(self) -> Tensor:
         total = torch.zeros(self.total, dtype=self.dtype, device=self.device)
         self.accumulate_squares(total)
+        return total
+
+    def gram(self, out: Tensor | None = None) -> Tensor:
+        if len(self.parts) != 1 or not self.parts[0].closed:
+            return super().gram(out)
+        whole, index = self.parts[0].gram(), self.blocks[0].index.to(self.device)
+        total = whole.new_zeros(self.total, self.total) if out is None else out
+        total[index.unsqueeze(-1), index] += whole
         return total
 
     def accumulate_squares(self, total: Tensor) -> None:

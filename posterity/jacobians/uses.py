@@ -1,18 +1,14 @@
-"""Operations of a forward pass that use weights, and the rule that differentiates each."""
+"""Operations of a forward pass that use weights, with the Jacobian of each."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
-from inspect import signature
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+from torch.autograd.graph import GradientEdge
 
 from posterity.jacobians.convolution import Convolution, Window
 from posterity.jacobians.jacobian import Explicit, Jacobian
@@ -22,6 +18,35 @@ from posterity.jacobians.linear import Lookup, Matrix, Thin
 def stacked(columns: Sequence[Tensor] | Tensor) -> Tensor:
     """K tensors (N, ...) as (K, N, ...); a sequence is laid out with the columns of a row together in memory."""
     return columns if isinstance(columns, Tensor) else torch.stack(tuple(columns), 1).transpose(0, 1)
+
+
+LAYOUTS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "first": lambda values, rows: values,
+    "second": lambda values, rows: values.transpose(0, 1),
+    "flat": lambda values, rows: values.reshape(rows, -1, *values.shape[1:]),
+    "flat second": lambda values, rows: values.reshape(-1, rows, *values.shape[1:]).transpose(0, 1),
+}
+"""Where the rows of a batch may lie in a tensor: (N, ...), (T, N, ...), (N T, ...) or (T N, ...). Each function takes
+the tensor and N, and puts the rows first."""
+
+PACKED = "it runs on a packed sequence"
+
+
+def possible_layouts(shape: torch.Size, rows: int) -> list[str]:
+    """Layouts that a tensor of this shape may have for this many rows."""
+    first = ["first"] if shape[0] == rows else []
+    second = ["second"] if len(shape) > 2 and shape[1] == rows else []
+    flat = ["flat", "flat second"] if shape[0] > rows and shape[0] % rows == 0 else []
+    return first + second + flat
+
+
+class Region(NamedTuple):
+    """Rows of a tracked tensor from `low` on, all of them where it is `whole`, or the transpose of these."""
+
+    name: str
+    low: int = 0
+    transposed: bool = False
+    whole: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +59,36 @@ class Use(ABC):
     output_shape: torch.Size
     source: Tensor  # input of the operation
     version: int  # of the source, which must not be written into later
+    first_row: int = field(default=0, kw_only=True)  # of the weight as it is stored, where a part of its rows is used
+    first_bias: int = field(default=0, kw_only=True)
+    transposed: bool = field(default=False, kw_only=True)  # whether the weight is stored as (columns, rows)
+    direct: bool = field(default=True, kw_only=True)  # whether the module itself called a linear map or convolution
+    layout: str = field(default="first", kw_only=True)  # of LAYOUTS
+    rows: int = field(default=0, kw_only=True)  # of the batch, for layouts that need it
+
+    def arranged(self, layout: str, rows: int) -> Self:
+        """The use on a batch of this many rows, whose tensors have them as the layout says."""
+        return self if layout == "first" else replace(self, layout=layout, rows=rows)
+
+    def rows_first(self, values: Tensor) -> Tensor:
+        """Values shaped as output or source, with the rows of the batch on the first axis."""
+        return LAYOUTS[self.layout](values, self.rows)
+
+    @property
+    def layouts(self) -> list[str]:
+        """Layouts that its Jacobian can take."""
+        return ["first"]
+
+    @property
+    def row_shape(self) -> torch.Size:
+        """Shape of the output with the rows of the batch on the first axis."""
+        return self.rows_first(torch.empty(self.output_shape, device="meta")).shape
+
+    def collected(self, columns: Sequence[Tensor] | Tensor) -> Tensor:
+        """Gradients (K, N, ...) of K columns, with the rows of the batch on their first axis."""
+        if self.layout == "first":
+            return stacked(columns)
+        return stacked([self.rows_first(column) for column in columns])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -54,11 +109,20 @@ class Use(ABC):
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Jacobian:
         """Derivatives in the weights of K scalars per row, whose derivatives in the output are (N, *output) each."""
 
+    def by_label(self, outputs: Tensor) -> Tensor:
+        """Values shaped as the output, as (N positions, channels)."""
+        return self.rows_first(outputs).reshape(-1, outputs.shape[-1])
+
+    def label_features(self, differentiable: bool) -> Tensor | None:
+        """Features (N positions, columns), None where only the bias is tracked."""
+        features = self.features(differentiable)
+        return None if features is None else features.reshape(-1, features.shape[-1])
+
     def features(self, differentiable: bool) -> Tensor | None:
-        """The source, None where only the bias is tracked."""
+        """The source with the rows first, None where only the bias is tracked."""
         if self.weight is None:
             return None
-        return self.source if differentiable else self.source.detach()
+        return self.rows_first(self.source if differentiable else self.source.detach())
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,14 +132,18 @@ class LinearUse(Use):
     columns: int
 
     @property
+    def layouts(self) -> list[str]:
+        return list(LAYOUTS)
+
+    @property
     def shape(self) -> tuple[int, int]:
         return self.output_shape[-1], self.columns
 
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Thin | Matrix:
         features = self.features(differentiable)
-        if len(self.output_shape) == 2:
+        if self.layout == "first" and len(self.output_shape) == 2:
             return Thin(features, tuple(columns), self.bias is not None)
-        gradients = stacked(columns)
+        gradients = self.collected(columns)
         count, num = gradients.shape[:2]
         if features is not None:
             features = features.reshape(num, -1, 1, self.columns)
@@ -93,6 +161,13 @@ class ConvolutionUse(Use):
         """(output channels, input channels of a group times the kernel)."""
         return self.output_shape[1], self.source.shape[1] // self.window.groups * prod(self.window.kernel)
 
+    def by_label(self, outputs: Tensor) -> Tensor:
+        return outputs.flatten(2).transpose(1, 2).flatten(0, 1)
+
+    def label_features(self, differentiable: bool) -> Tensor | None:
+        images = self.features(differentiable)
+        return None if images is None else self.window.patches(images)[:, :, 0].flatten(0, 1)
+
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Convolution:
         gradients = stacked(columns)
         split = gradients.reshape(*gradients.shape[:2], self.window.groups, -1, self.output_shape[2:].numel())
@@ -107,13 +182,17 @@ class EmbeddingUse(Use):
     padding: int | None
 
     @property
+    def layouts(self) -> list[str]:
+        return list(LAYOUTS)
+
+    @property
     def shape(self) -> tuple[int, int]:
         return self.entries, self.output_shape[-1]
 
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Lookup:
-        gradients = stacked(columns)
+        gradients = self.collected(columns)
         count, num = gradients.shape[:2]
-        index = self.source.reshape(num, -1)
+        index = self.rows_first(self.source).reshape(num, -1)
         flat = gradients.reshape(count, num, index.shape[1], -1)
         if self.padding is not None:
             flat = flat * (index != self.padding).to(flat.dtype).unsqueeze(-1)
@@ -128,6 +207,10 @@ class ScaleUse(Use):
     trailing: int | None  # number of last axes that the weight has; None: it has the axis of channels, the second
 
     @property
+    def layouts(self) -> list[str]:
+        return ["first"] if self.trailing is None else list(LAYOUTS)
+
+    @property
     def shape(self) -> tuple[int, int]:
         return self._entries, 1
 
@@ -137,11 +220,11 @@ class ScaleUse(Use):
 
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Explicit:
         """Dense, since there are few weights: sums over the positions at which each entry acts."""
-        gradients = stacked(columns)
+        gradients = self.collected(columns)
         parts = []
         if self.weight is not None:
             with torch.set_grad_enabled(differentiable):
-                parts.append(self._summed(gradients * self.normalise(self.source)))
+                parts.append(self._summed(gradients * self.rows_first(self.normalise(self.source))))
         if self.bias is not None:
             parts.append(self._summed(gradients))
         return Explicit(torch.stack(parts, -1).flatten(2).transpose(0, 1))
@@ -154,187 +237,18 @@ class ScaleUse(Use):
         return values.reshape(count, num, -1, self._entries).sum(-2)
 
 
-class WeightUses(TorchFunctionMode):
-    """Records every use of the tracked tensors inside `with`, and cuts the graph at them.
+@dataclass(frozen=True, eq=False)
+class BroadcastUse(Use):
+    """z = y + w, or copies of w, where w has the same entries for all rows."""
 
-    Takes tensors by name, which must be the very objects that the operations get. Afterwards `uses` holds, in order,
-    every operation with a rule (linear, conv1d, conv2d, embedding, batch, layer, group, instance and RMS norm), and
-    `unknown` maps each tensor that another operation took to the reason it has no rule. Tracked tensors enter the
-    operations detached, so that a backward pass to the edges of the uses computes no gradient of any weight.
+    size: torch.Size  # shape of w
 
-    >>> weight = torch.ones(1, 2)
-    >>> with WeightUses({"weight": weight}) as seen:
-    ...     _ = functional.linear(torch.ones(3, 2), weight)
-    >>> [type(use).__name__ for use in seen.uses], seen.unknown
-    (['LinearUse'], {})
-    """
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.size.numel(), 1
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Track these tensors."""
-        super().__init__()
-        self.uses: list[Use] = []
-        self.unknown: dict[str, str] = {}
-        self._names = {id(tensor): name for name, tensor in tensors.items()}
-        self._alive = dict(tensors)  # an id is unique only while its tensor lives
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        touched: list[str] = []
-        _collect(self._names, args, touched)
-        _collect(self._names, kwargs.values(), touched)
-        if not touched or not torch.is_grad_enabled():  # under no_grad inside the module there are no derivatives
-            return func(*args, **kwargs)
-        rule = _RULES.get(func)
-        if rule is not None:
-            before = len(self.uses)
-            result = rule(self, *args, **kwargs)
-            if result is not None:
-                seen = [name for use in self.uses[before:] for name in use.names]
-                self._refuse([name for name in touched if name not in seen], func)
-                return result
-        result = func(*args, **kwargs)
-        if _holds_tensor(result):
-            self._refuse(touched, func)
-        return result
-
-    def _refuse(self, names: list[str], func: Any) -> None:
-        for name in names:
-            self.unknown.setdefault(name, f"it goes through {getattr(func, '__name__', str(func))}")
-
-    def name(self, tensor: Tensor | None) -> str | None:
-        """The name of a tracked tensor, else None."""
-        return None if tensor is None else self._names.get(id(tensor))
-
-    def plain(self, tensor: Tensor | None) -> Tensor | None:
-        """The tensor, detached where it is tracked."""
-        return tensor.detach() if tensor is not None and self.name(tensor) is not None else tensor
-
-
-def _collect(names: Mapping[int, str], values: Iterable[Any], touched: list[str]) -> None:
-    """Append the names of the tracked tensors among the arguments of an operation (called for every operation)."""
-    for value in values:
-        if id(value) in names:
-            touched.append(names[id(value)])
-        elif isinstance(value, (tuple, list)):
-            _collect(names, value, touched)
-        elif isinstance(value, dict):
-            _collect(names, value.values(), touched)
-
-
-def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, dict):
-        value = list(value.values())
-    return isinstance(value, Tensor) or (isinstance(value, (tuple, list)) and any(map(_holds_tensor, value)))
-
-
-def _rooted(source: Tensor) -> Tensor:
-    """The source as part of a graph, so that a backward pass can stop at the operation's output."""
-    return source if source.requires_grad else source.detach().requires_grad_()
-
-
-def _record(
-    mode: WeightUses, kind: type[Use], weight: Any, bias: Any, source: Tensor, output: Tensor, *rest: Any
-) -> Tensor:
-    names, edge = (mode.name(weight), mode.name(bias)), get_gradient_edge(output)
-    mode.uses.append(kind(*names, edge, output.shape, source, source._version, *rest))
-    return output
-
-
-def _linear(mode: WeightUses, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    if mode.name(input) is not None or weight.dim() != 2:
-        return None
-    with torch.enable_grad():
-        source = _rooted(input)
-        output = functional.linear(source, mode.plain(weight), mode.plain(bias))  # type: ignore[arg-type]
-    return _record(mode, LinearUse, weight, bias, source, output, weight.shape[1])
-
-
-def _convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
-    def rule(
-        mode: WeightUses,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Tensor | None:
-        axes = weight.dim() - 2
-        if mode.name(input) is not None or input.dim() != weight.dim():
-            return None
-        kernel, stride, dilation = tuple(weight.shape[2:]), _each(stride, axes), _each(dilation, axes)
-        if isinstance(padding, str):
-            total = [(d * (k - 1)) if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)]
-            if any(length % 2 for length in total):
-                return None  # unequal on the two sides
-            padding = tuple(length // 2 for length in total)
-        padding = _each(padding, axes)
-        with torch.enable_grad():
-            source = _rooted(input)
-            output = function(source, mode.plain(weight), mode.plain(bias), stride, padding, dilation, groups)
-        window = Window(kernel, stride, padding, dilation, groups)
-        return _record(mode, ConvolutionUse, weight, bias, source, output, window)
-
-    return rule
-
-
-def _each(value: Any, axes: int) -> tuple[int, ...]:
-    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    return values * axes if len(values) == 1 else values
-
-
-@cache
-def _argument_names(function: Callable[..., Tensor]) -> tuple[str, ...]:
-    return tuple(signature(function).parameters)
-
-
-def _embedding(mode: WeightUses, *args: Any, **kwargs: Any) -> Tensor | None:
-    given = dict(zip(_argument_names(functional.embedding), args, strict=False)) | kwargs
-    if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
-        return None
-    index, weight, padding = given["input"], given["weight"], given.get("padding_idx")
-    if padding is not None and padding < 0:
-        padding += weight.shape[0]
-    with torch.enable_grad():
-        output = functional.embedding(index, weight.detach().requires_grad_(), padding)
-    return _record(mode, EmbeddingUse, weight, None, index, output, weight.shape[0], padding)
-
-
-def _norm(function: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
-    """The rule of a normalisation followed by a scale and a shift, unless it uses or updates statistics of a batch."""
-
-    def rule(mode: WeightUses, *args: Any, **kwargs: Any) -> Tensor | None:
-        given = dict(zip(_argument_names(function), args, strict=False)) | kwargs
-        if mode.name(given["input"]) is not None:
-            return None
-        fixed = given.get("running_mean") is not None
-        if function is functional.batch_norm and (given.get("training", False) or not fixed):
-            return None
-        if function is functional.instance_norm and given.get("use_input_stats", True) and fixed:
-            return None
-        source, tensors = given.pop("input"), {name: given.pop(name) for name in ("weight", "bias") if name in given}
-        trailing = len(given["normalized_shape"]) if "normalized_shape" in given else None
-        with torch.enable_grad():
-            rooted = _rooted(source)
-            output = function(rooted, **given, **{name: mode.plain(tensor) for name, tensor in tensors.items()})
-        weight, bias = tensors.get("weight"), tensors.get("bias")
-        return _record(mode, ScaleUse, weight, bias, rooted, output, partial(function, **given), trailing)
-
-    return rule
-
-
-_NORMS: tuple[Callable[..., Tensor], ...] = (
-    functional.batch_norm,
-    functional.instance_norm,
-    functional.layer_norm,
-    functional.rms_norm,
-    functional.group_norm,
-)
-_RULES: dict[Any, Callable[..., Tensor | None]] = {
-    functional.linear: _linear,
-    functional.conv1d: _convolution(functional.conv1d),
-    functional.conv2d: _convolution(functional.conv2d),
-    functional.embedding: _embedding,
-    **{function: _norm(function) for function in _NORMS},
-}
+    def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Explicit:
+        gradients = stacked(columns)  # (K, N, *output)
+        padded = (1,) * (gradients.dim() - 1 - len(self.size)) + tuple(self.size)
+        summed = gradients.sum_to_size(*gradients.shape[:2], *padded[1:])
+        return Explicit(summed.reshape(*gradients.shape[:2], -1).transpose(0, 1))
