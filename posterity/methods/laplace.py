@@ -90,9 +90,9 @@ class Laplace(Method):
 
     **Math**: Lambda = lp C + pp diag(-d^2 log p / d theta^2), C the TOTAL curvature of the negative log-likelihood over
     all data, kept in a `structure` (None: the whole matrix up to 3,000 weights, Kronecker factors beyond).
-    log evidence = log density at theta* + R/2 log 2 pi - 1/2 logdet Lambda. The log density there holds the prior of
-    every weight of theta, points included, and the prior of a learnt noise. `subset` chooses the weights: all of them,
-    if it is left out, or the last layer where a network has more than 3,000 and the factors of some are not known.
+    log evidence = log density at theta* + R/2 log 2 pi - 1/2 logdet Lambda, with the prior of the R weights (and of a
+    learnt noise) alone: points are given. `subset` chooses the weights: all of them, if it is left out, or the last
+    layer where a network has more than 3,000 and the factors of some are not known.
 
     **Scales**: given ones are known. Those that were left out come with the posterior that the run starts from, as its
     fit chose them, unless the Gaussian at them surely predicts worse than a narrower one. Then, and for a network that

@@ -21,6 +21,8 @@ logger = logging.getLogger("posterity")
 T = TypeVar("T", bound=Tensor)
 R = TypeVar("R")
 
+_NAMED = 3  # parameters that a log line lists
+
 _RECOMPUTES = (
     "Network: the model must keep its activations for backward. It runs parts of itself again then, or keeps them "
     "through hooks (torch.utils.checkpoint), when the weights of theta are no longer in it. Switch that off, as by "
@@ -145,6 +147,17 @@ def unique(named: Iterable[tuple[str, T]]) -> tuple[dict[str, T], dict[str, list
         tensors[key] = tensor
         names.setdefault(key, []).append(name)
     return tensors, names
+
+
+def say_frozen(frozen: Mapping[str, Tensor], trained: int) -> None:
+    """Log which parameters stay at their values because they do not require a gradient."""
+    if frozen:
+        count = sum(value.numel() for value in frozen.values())
+        names = [*frozen] if len(frozen) <= _NAMED else [*[*frozen][:_NAMED], f"{len(frozen) - _NAMED} more"]
+        logger.info(
+            f"{count:,} weights with requires_grad=False stay at their values ({', '.join(names)}), without a prior: "
+            f"theta has the other {trained:,}"
+        )
 
 
 def check_one_kind(trainable: Mapping[str, Tensor]) -> None:

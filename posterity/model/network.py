@@ -22,6 +22,7 @@ from posterity.model.module import (
     plain_attention,
     private,
     recurrent_rates,
+    say_frozen,
     unique,
     without_recomputation,
 )
@@ -76,6 +77,7 @@ class Network:
         self.buffers: Buffers = {name: b.detach().clone() for name, b in buffers.items()}
         self._buffer_dims = {name: b.dim() for name, b in buffers.items()}
         self._names = {**names, **buffer_names}
+        say_frozen(self.frozen, self.layout.size)
         self._dropping: list[Masks] = []  # masks of active dropout; shared with the copies of this network
         self._recurrences = recurrent_rates(module, self._module)
         self._scattered = self.recurrent and self.device.type == "cuda"

@@ -20,6 +20,7 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.problem import Problem
 from posterity.numerics.brief import brief
+from posterity.numerics.modules import uncompiled
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior, WeightPart
 from posterity.precisions.dense import Dense
@@ -181,6 +182,7 @@ def gaussian(joint: Joint, module: nn.Module, precisions: Mapping[Tensor, Tensor
 
     `precisions` has a tensor for each parameter of the optimiser.
     """
+    module = uncompiled(module)
     named = dict(module.named_parameters())
     layout = joint.network.layout
     for part in layout:
