@@ -48,9 +48,7 @@ class Turn:
 
 def private(module: object) -> nn.Module:
     """Copy the user's module in evaluation mode; raises an error that says what to do where it cannot be used."""
-    if isinstance(module, nn.Module) and uncompiled(module) is not module:
-        logger.info("the model runs as it was before torch.compile, because its weights are replaced in every call")
-        module = uncompiled(module)
+    module = uncompiled(module) if isinstance(module, nn.Module) else module
     if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
         raise TypeError(
             f"Network: the model must be a torch.nn.Module with Python code. Got {type(module).__name__}. "

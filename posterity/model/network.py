@@ -26,6 +26,7 @@ from posterity.model.module import (
     unique,
     without_recomputation,
 )
+from posterity.model.passes import CompiledModule, Passes
 from posterity.model.side_effects import UNKNOWN, SideEffects, side_effects, watchable, write_counts
 from posterity.numerics.dropout import Dropping, Masks, NoMasks, scattered_weights
 from posterity.numerics.layout import Layout, Slice
@@ -89,6 +90,8 @@ class Network:
         self._own = [(table, name, table[name]) for key in self._names for table, name in self._tables(key)]
         self._looked: list[str] = []  # not empty after the check for recomputation; shared with the copies, too
         self._effects: list[SideEffects] = []  # of a call, once found; shared with the copies, too
+        self.compiled = CompiledModule(module, self._module)
+        self.passes = Passes()  # other ones in the steps of a run
         self._turn = Turn()  # guards the module; shared with the copies of this network
         self._index()
 
@@ -150,13 +153,19 @@ class Network:
         return any(not m.track_running_stats for m in norms)
 
     def replace(
-        self, *, initial: Tensor | None = None, frozen: Buffers | None = None, buffers: Buffers | None = None
+        self,
+        *,
+        initial: Tensor | None = None,
+        frozen: Buffers | None = None,
+        buffers: Buffers | None = None,
+        passes: Passes | None = None,
     ) -> "Network":
-        """The same network with other starting weights, frozen weights or buffers."""
+        """The same network with other starting weights, frozen weights, buffers or passes."""
         new = copy.copy(self)
         new.initial = self.initial if initial is None else initial.detach().clone()
         new.frozen = self.frozen if frozen is None else {k: frozen[k].detach().clone() for k in self.frozen}
         new.buffers = self.buffers if buffers is None else {k: buffers.get(k, b) for k, b in self.buffers.items()}
+        new.passes = self.passes if passes is None else passes
         new._index()
         return new
 
@@ -386,7 +395,9 @@ class Network:
         function: Callable[..., Any] | None = None,
     ) -> tuple[Tensor, Buffers]:
         """Call the private module, or a function of its layers, with these tensors in place of its own."""
-        function = self._module if function is None else function
+        if function is None:
+            compiled = self.compiled.call(self.passes.compiled) if self._looked and not self._dropping else None
+            function = compiled or self._module
         effects = self._effects[0] if self._effects else UNKNOWN
         # The rows are the user's, and are run more than once.
         written = None if self._dropping or effects.inputs else write_counts(inputs)
@@ -419,6 +430,7 @@ class Network:
                 for norm, trains in self._norms:
                     norm.training = train and trains
                 with (
+                    self.passes.autocast(self.device),
                     Dropping(self._dropping[-1]) if self._dropping else nullcontext(),
                     scattered_weights() if self._scattered else nullcontext(),
                 ):
@@ -434,4 +446,4 @@ class Network:
                 f"Network: the model must return one tensor. Got {type(outputs).__name__}. "
                 "Wrap it in a module that returns the outputs the likelihood needs."
             )
-        return outputs
+        return outputs if self.passes.precision is None else outputs.to(self.dtype)
