@@ -5,7 +5,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TypeVar
+from functools import partial
+from inspect import signature
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -172,13 +174,21 @@ def check_one_kind(trainable: Mapping[str, Tensor]) -> None:
 
 
 def fresh_weights(module: nn.Module, wanted: Iterable[str], key: Key) -> None:
-    """Reinitialise a module on the CPU in place by its layers' `reset_parameters`; refuse weights without one."""
-    layers = dict(module.named_modules())
+    """Reinitialise a module on the CPU in place by its layers' `reset_parameters`; refuse weights without one.
+
+    Matrices that are zero in the model stay so, as the second factor of an adapter must, unless all are: no layer of
+    torch begins at a matrix of zeros by itself.
+    """
+    wanted, layers = [*wanted], dict(module.named_modules())
+    matrices = [module.get_parameter(name) for name in wanted if module.get_parameter(name).dim() > 1]
+    zeros = [weight for weight in matrices if not bool(weight.any())]
     resets: dict[str, Callable[[], object]] = {}
     for name, layer in layers.items():
         for method in ("_reset_parameters", "reset_parameters"):  # the first is torch's name in attention layers
             if callable(reset := getattr(layer, method, None)):
                 resets[name] = reset
+        if callable(reset := getattr(layer, "reset_lora_parameters", None)):  # of peft, whose second factor is zero
+            resets[name] = partial(_reset_adapters, layer, reset)
     for weight in wanted:
         owner = weight.rpartition(".")[0]
         above = [name for name in resets if name in ("", owner) or owner.startswith(f"{name}.")]
@@ -193,6 +203,16 @@ def fresh_weights(module: nn.Module, wanted: Iterable[str], key: Key) -> None:
         torch.default_generator.manual_seed(key.seed)
         for name in reversed(resets):  # a layer after its children, which it may initialise itself
             resets[name]()
+    if len(zeros) < len(matrices):
+        for weight in zeros:
+            weight.detach().zero_()
+
+
+def _reset_adapters(layer: Any, reset: Callable[..., object]) -> None:
+    """Initialise the active adapters of a layer of peft in its own way."""
+    further = (True,) * (len(signature(reset).parameters) - 1)  # whether to initialise, where that is a choice
+    for adapter in layer.active_adapters:
+        reset(adapter, *further)
 
 
 @contextmanager
