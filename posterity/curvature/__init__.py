@@ -3,8 +3,9 @@
 Precision matrices are in `precisions`, Jacobians of single layers in `jacobians`.
 """
 
-from posterity.curvature.curvature import Curvature, EmpiricalFisher, GaussNewton, Hessian, MonteCarloFisher
+from posterity.curvature.curvature import Curvature
 from posterity.curvature.diagonal import Diagonal, Hutchinson
+from posterity.curvature.kinds import EmpiricalFisher, GaussNewton, Hessian, MonteCarloFisher
 from posterity.curvature.kronecker import CorrectedKronecker, Kronecker
 from posterity.curvature.low_rank import LowRank
 from posterity.curvature.structure import BlockDiagonal, Full, Structure

@@ -1,9 +1,10 @@
-"""Curvatures of the negative log-likelihood (Gauss-Newton, Hessian, Fisher) and their sums over a batch."""
+"""The interface of curvatures of the negative log-likelihood, and their sums over a batch."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import ClassVar
 
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor
 
 from posterity.curvature.derivatives import Piece, derivatives
-from posterity.curvature.survey import Place, survey, torch_kernels
-from posterity.errors import positive_whole
+from posterity.curvature.survey import Place, Survey, survey, torch_kernels
 from posterity.jacobians.jacobian import Stacked
 from posterity.jacobians.linear import Thin
+from posterity.jacobians.output_layer import OutputLayer
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.data import Batch
 from posterity.model.density import Density
@@ -22,7 +23,12 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.problem import Problem
 from posterity.numerics.autodiff import dense_hessian
+from posterity.numerics.layout import Block
 from posterity.numerics.random import Key
+
+logger = logging.getLogger("posterity")
+
+WIDE = 64  # outputs from which closed forms of the output layer are faster than columns
 
 
 class Curvature(ABC):
@@ -45,6 +51,14 @@ class Curvature(ABC):
     def num_columns(self, outputs: int) -> int:
         """The largest number K of columns per row, for this many outputs."""
         return outputs
+
+    def draws(self, outputs: int) -> bool:
+        """Whether columns are drawn in place of exact ones, for this many outputs."""
+        return False
+
+    def probabilities(self, likelihood: Likelihood, outputs: Tensor) -> Tensor | None:
+        """p, shaped as outputs (n, C, *positions), where S S^T is diag(p) - p p^T at each position; else None."""
+        return None
 
     def matrix(
         self, joint: Problem, theta: Tensor, batch: Batch | None, buffers: Buffers | None, seed: int = 0
@@ -119,8 +133,12 @@ class Rows:
         joint, batch = self.data
         return survey(joint, batch.inputs).places
 
-    def jacobians(self) -> Iterator[Piece]:
-        """Yield the factors J_n^T S_n, whose products sum to the curvature."""
+    def jacobians(self, *, between_layers: bool = False) -> Iterator[Piece]:
+        """Yield the factors J_n^T S_n, whose products sum to the curvature.
+
+        An output layer with many outputs is in closed form (`OutputLayer`), apart from the columns of the others. With
+        `between_layers` all layers share their columns, unless there is no other.
+        """
         if not isinstance(self.joint, Joint):
             raise TypeError(
                 f"A Density has no network outputs, so no {type(self.curvature).__name__} matrix. "
@@ -129,18 +147,24 @@ class Rows:
         joint, batch = self.data
         self._outputs, self._head_slope = [], None
         known = survey(joint, batch.inputs)
-        count, point = self.curvature.num_columns(max(1, prod(known.event))), (self.theta, batch.inputs, self.buffers)
-        for piece in derivatives(joint, *point, self._columns, count=count, budget=self.budget):
+        outputs, point = max(1, prod(known.event)), (self.theta, batch.inputs, self.buffers)
+        closed = self._closed(known.output if known.only_output or not between_layers else None, known)
+        if self.curvature.draws(outputs) and not (closed and known.only_output):
+            layers = "all layers but the output layer" if closed else "all layers"
+            _say_drawn(outputs, self.curvature.num_columns(outputs), layers)
+        settings = {"count": self.curvature.num_columns(outputs), "budget": self.budget}
+        probabilities = self._probabilities if closed else None
+        for piece in derivatives(joint, *point, self._columns, probabilities=probabilities, **settings):
             if piece.fresh:
                 self._outputs.append(piece.outputs)
                 if known.head is not None and isinstance(piece.jacobian, Stacked):
                     # The gradient in the weights of the output layer needs no further pass.
                     part, rows = piece.jacobian.part(known.head), slice(piece.low, piece.low + len(piece.outputs))
-                    assert isinstance(part, Thin)
+                    assert isinstance(part, (Thin, OutputLayer))
                     slope = score(self.likelihood, piece.outputs, batch.targets[rows])
                     if self.weights is not None:
                         slope = slope * self.weights[rows].unsqueeze(-1).to(slope.dtype)
-                    slope = (slope.T @ part.inputs).flatten().to(torch.float64)
+                    slope = (slope.T.to(part.inputs.dtype) @ part.inputs).flatten().to(torch.float64)
                     self._head_slope = slope if self._head_slope is None else self._head_slope + slope
             yield piece
 
@@ -169,13 +193,26 @@ class Rows:
                 self._outputs = [joint.outputs(self.theta, batch.inputs, self.buffers)]
         return torch.cat(self._outputs)
 
+    def _closed(self, output: Block | None, known: Survey) -> bool:
+        """Whether an output layer is taken in closed form: it has many outputs, or several positions."""
+        wide = len(known.event) > 1 or prod(known.event) > WIDE
+        if output is None or known.select is not None or not wide:
+            return False
+        example = self.theta.new_zeros(1, *known.event)
+        return self.curvature.probabilities(self.likelihood, example) is not None
+
+    def _probabilities(self, outputs: Tensor, low: int) -> tuple[Tensor, Tensor | None]:
+        """Probabilities and weights of the rows from `low` on, for `derivatives`."""
+        probabilities = self.curvature.probabilities(self.likelihood, outputs)
+        assert probabilities is not None
+        return probabilities, None if self.weights is None else self.weights[low : low + len(outputs)]
+
     def _columns(self, outputs: Tensor, low: int) -> Tensor:
         targets = self.data[1].targets[low : low + len(outputs)]
         columns = self.curvature.columns(self.likelihood, outputs, targets, self.key.fold(low)).detach()
         if self.weights is None:
             return columns
-        root = self.weights[low : low + len(outputs)].sqrt().to(columns.dtype)
-        return columns * root.view(-1, *[1] * (outputs.dim() - 1))
+        return columns * _spread(self.weights[low : low + len(outputs)].sqrt().to(columns.dtype), outputs)
 
     @property
     def likelihood(self) -> Likelihood:
@@ -198,10 +235,8 @@ class Rows:
             with nullcontext() if self.joint.network is None else torch_kernels(self.joint.network):
                 return dense_hessian(negative, random).to(torch.float64)
         total: Tensor | None = None
-        for piece in self.jacobians():
-            for _, part in piece.jacobian.chunks():
-                rows = part.rows().flatten(0, 1).to(torch.float64)
-                total = rows.T @ rows if total is None else total.add_(rows.T @ rows)
+        for piece in self.jacobians(between_layers=True):
+            total = piece.jacobian.gram(total)
         assert total is not None
         return 0.5 * (total + total.mT)  # a product is symmetric up to rounding
 
@@ -256,16 +291,46 @@ class Rows:
         leaf = random.requires_grad_()
         outputs = joint.network.outputs(rebuild(leaf), batch.inputs, self.buffers)
         self._outputs = [outputs.detach()]
-        columns = self._columns(outputs.detach(), 0).reshape(-1, len(outputs), max(1, outputs[:1].numel()))  # (K, n, D)
+        multiply = self._fisher_product(outputs.detach())
         dummy = torch.zeros_like(outputs, requires_grad=True)
         (pulled,) = torch.autograd.grad(outputs, leaf, dummy, create_graph=True)
         results = []
         for vector in vectors:
             (pushed,) = torch.autograd.grad(pulled, dummy, vector, retain_graph=True)  # J v
-            inner = torch.einsum("knd,nd->kn", columns, pushed.reshape(columns.shape[1:]))
-            back = torch.einsum("knd,kn->nd", columns, inner).view_as(outputs)
-            results.append(torch.autograd.grad(outputs, leaf, back, retain_graph=True)[0])
+            results.append(torch.autograd.grad(outputs, leaf, multiply(pushed), retain_graph=True)[0])
         return torch.stack(results)
+
+    def _fisher_product(self, outputs: Tensor) -> Callable[[Tensor], Tensor]:
+        """The function v -> S S^T v of vectors shaped as the outputs; exact, where columns would be drawn."""
+        size = max(1, outputs[:1].numel())
+        if not self.curvature.draws(size):
+            columns = self._columns(outputs, 0).reshape(-1, len(outputs), size)  # (K, n, D)
+
+            def by_columns(vector: Tensor) -> Tensor:
+                inner = torch.einsum("knd,nd->kn", columns, vector.reshape(columns.shape[1:]))
+                return torch.einsum("knd,kn->nd", columns, inner).view_as(outputs)
+
+            return by_columns
+        weights = outputs.new_ones(len(outputs)) if self.weights is None else self.weights.to(outputs.dtype)
+        fisher = self.likelihood.fisher_by_position(outputs)
+        if fisher is not None:
+            return lambda vector: fisher.product(vector) * _spread(weights, outputs)
+        dense = self.likelihood.output_fisher(outputs, outputs.dim() - 1)  # (n, D, D)
+        return lambda vector: (dense @ vector.reshape(-1, size, 1)).view_as(outputs) * _spread(weights, outputs)
+
+
+def _spread(weights: Tensor, outputs: Tensor) -> Tensor:
+    """Weights (n,) or (n, *positions), to be multiplied with outputs (n, *event)."""
+    return weights.view(-1, *[1] * (outputs.dim() - 1)) if weights.dim() == 1 else weights.unsqueeze(1)
+
+
+@cache
+def _say_drawn(outputs: int, columns: int, layers: str) -> None:
+    """Log once that columns are drawn."""
+    logger.warning(
+        f"GaussNewton: with {outputs:,} outputs a row, {layers} take {columns} random columns in place of exact ones "
+        "(unbiased). GaussNewton(column_limit=None) takes all of them, with a backward pass for each."
+    )
 
 
 def weights_function(joint: Joint, theta: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
@@ -275,133 +340,3 @@ def weights_function(joint: Joint, theta: Tensor) -> tuple[Callable[[Tensor], Te
     if index is None:
         return (lambda random: random), weights.clone()
     return (lambda random: weights.index_copy(0, index, random)), weights[index]
-
-
-@dataclass(frozen=True)
-class GaussNewton(Curvature):
-    """The generalised Gauss-Newton matrix: the Hessian without the curvature of the network itself.
-
-    **Math**: G = sum_n w_n J_n^T F_n J_n, J_n = d f(x_n) / d theta, F_n the likelihood's `output_fisher`. Its columns
-    are a root of F_n: C - 1 of them for C classes.
-
-    **Limit**: positive semi-definite always; equals the Hessian when f is linear in theta, or at zero residuals.
-
-    **Cost**: a forward pass, and a backward pass for each column.
-
-    **References**: Schraudolph (2002); Martens (2020), section 8.
-
-    **Example**:
-
-    >>> import torch, posterity as po
-    >>> from posterity.model import Batch
-    >>> noise, prior = po.likelihoods.Gaussian(scale=0.5), po.priors.Normal()
-    >>> joint = po.Joint(torch.nn.Linear(1, 1, bias=False), noise, prior, num_data=2)
-    >>> batch = Batch(torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1))
-    >>> GaussNewton().matrix(joint, torch.zeros(1), batch, None)  # (1 + 4) / 0.25
-    tensor([[20.]], dtype=torch.float64)
-    """
-
-    def columns(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key) -> Tensor:
-        return likelihood.output_root(outputs, outputs.dim() - 1)
-
-
-@dataclass(frozen=True)
-class Hessian(Curvature):
-    """The exact Hessian of -log p(D | theta).
-
-    **Math**: H = - sum_n w_n d^2 log p(y_n | f_theta(x_n)) / d theta^2.
-
-    **Limit**: exact, but indefinite away from a mode of the likelihood; with the prior it must be positive
-    definite at a mode of the posterior.
-
-    **Cost**: R backward passes of the gradient, in chunks; with a structure that asks for products only (`LowRank`,
-    `Hutchinson`), one for each product.
-
-    **References**: MacKay (1992), A practical Bayesian framework for backpropagation networks.
-
-    **Example**:
-
-    >>> import torch
-    >>> from posterity import Density
-    >>> density = Density(lambda u: 7.0 * u - 2.0 * u.exp(), {"u": ()}, dtype=torch.float64)
-    >>> Hessian().matrix(density, torch.tensor([3.5], dtype=torch.float64).log(), None, None)
-    tensor([[7.]], dtype=torch.float64)
-    """
-
-    factored: ClassVar[bool] = False
-
-    def columns(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key) -> Tensor:
-        raise TypeError(
-            "The Hessian has no columns, because it need not be positive semi-definite. Use GaussNewton() for "
-            "structures made of them, or one of Full(), BlockDiagonal(), Diagonal(), LowRank() and Hutchinson()."
-        )
-
-
-@dataclass(frozen=True)
-class MonteCarloFisher(Curvature):
-    """An unbiased estimate of the Gauss-Newton matrix from targets drawn from the model itself.
-
-    **Math**: sum_n w_n 1/K sum_k g_nk g_nk^T, g_nk = d log p(y_nk | f(x_n)) / d theta with y_nk ~ p(y | f(x_n)), and
-    K = `samples`.
-
-    **Limit**: expectation `GaussNewton`; the noise falls as 1 / sqrt(K N).
-
-    **Cost**: a forward pass and K backward passes, however many outputs there are.
-
-    **References**: Martens (2020), section 5; Kunstner et al. (2019).
-
-    **Example**:
-
-    >>> import posterity as po
-    >>> from posterity.model import Batch
-    >>> joint = po.Joint(torch.nn.Linear(1, 2), po.likelihoods.Categorical(), po.priors.Normal(), num_data=1)
-    >>> batch = Batch(torch.ones(1, 1), torch.zeros(1, dtype=torch.long))
-    >>> exact = po.curvature.GaussNewton().matrix(joint, torch.zeros(4), batch, None)
-    >>> drawn = MonteCarloFisher(samples=1).matrix(joint, torch.zeros(4), batch, None)
-    >>> torch.allclose(drawn, exact)  # exact for two classes at even odds
-    True
-    """
-
-    samples: int = 1
-
-    def __post_init__(self) -> None:
-        positive_whole("MonteCarloFisher.samples", self.samples)
-
-    def num_columns(self, outputs: int) -> int:
-        return self.samples
-
-    def columns(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key) -> Tensor:
-        drawn = (likelihood.sample(outputs, key.fold(number)) for number in range(self.samples))
-        return torch.stack([score(likelihood, outputs, y) for y in drawn]) / float(self.samples**0.5)
-
-
-@dataclass(frozen=True)
-class EmpiricalFisher(Curvature):
-    """The sum of outer products of the gradients at the observed targets.
-
-    **Math**: sum_n w_n g_n g_n^T, g_n = d log p(y_n | f(x_n)) / d theta at the observed y_n.
-
-    **Limit**: equals the Fisher matrix only where the model has the right distribution of y; it vanishes as the
-    residuals do, so it underestimates the curvature of a model that fits its data closely.
-
-    **Cost**: a forward and a backward pass.
-
-    **References**: Kunstner et al. (2019), Limitations of the empirical Fisher approximation.
-
-    **Example**:
-
-    >>> import posterity as po
-    >>> from posterity.model import Batch
-    >>> noise = po.likelihoods.Gaussian(scale=1.0)
-    >>> joint = po.Joint(torch.nn.Linear(1, 1, bias=False), noise, po.priors.Normal(), num_data=1)
-    >>> EmpiricalFisher().matrix(joint, torch.zeros(1), Batch(torch.ones(1, 1), torch.full((1, 1), 3.0)), None)
-    tensor([[9.]], dtype=torch.float64)
-    """
-
-    scales_with_noise: ClassVar[bool] = False
-
-    def num_columns(self, outputs: int) -> int:
-        return 1
-
-    def columns(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key) -> Tensor:
-        return score(likelihood, outputs, targets).unsqueeze(0)

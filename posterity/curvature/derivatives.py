@@ -9,10 +9,20 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from posterity.curvature.survey import VMAP_REFUSALS, Survey, explicit_jacobian, log_refusal, plain_recurrence, survey
+from posterity.curvature.survey import (
+    VMAP_REFUSALS,
+    Survey,
+    explicit_jacobian,
+    is_output,
+    log_refusal,
+    plain_recurrence,
+    survey,
+)
 from posterity.jacobians.head import Head
 from posterity.jacobians.jacobian import Explicit, Jacobian, Selected, Stacked
-from posterity.jacobians.uses import Use, WeightUses
+from posterity.jacobians.output_layer import OutputLayer
+from posterity.jacobians.recording import WeightUses
+from posterity.jacobians.uses import Use
 from posterity.model.batch import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
@@ -29,6 +39,7 @@ LEAST_ROWS = 16
 _SAID: WeakSet[Survey] = WeakSet()
 
 Columns = Callable[[Tensor, int], Tensor]
+Probabilities = Callable[[Tensor, int], tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +63,7 @@ def derivatives(
     buffers: Buffers | None = None,
     columns: Columns | None = None,
     *,
+    probabilities: Probabilities | None = None,
     count: int | None = None,
     budget: int | None = None,
     whole: bool = False,
@@ -60,19 +72,22 @@ def derivatives(
 
     `columns(outputs, low)` gives (K, n, *event) for the rows from `low` on; None stands for the unit vectors, so that
     the pieces are Jacobians with K = D. Rows come in chunks of about `budget` bytes; columns that do not fit come in
-    further pieces, unless `whole` keeps the columns of a row together. Where inputs require a gradient and gradients
-    are on, all results are differentiable. The output layer alone needs no backward pass.
+    further pieces, unless `whole` keeps the columns of a row together. With `probabilities(outputs, low)`, which gives
+    those of the classes (n, C, *positions) and weights (n,) or (n, *positions), the output layer of the survey is an
+    `OutputLayer` in the first piece of each chunk, and the columns are for all other layers. Where inputs require a
+    gradient and gradients are on, all results are differentiable. The output layer alone needs no backward pass.
     """
     known = survey(joint, inputs)
     count = max(1, prod(known.event)) if count is None else count
     on_cpu = joint.device.type == "cpu"
     row = row_bytes(joint, known, columns is None)
-    at_once = 0 if columns is None and known.only_head else count
+    alone = known.only_output and (columns is None or probabilities is not None)
+    at_once = 0 if alone else count
     least, limit = 1, budget or 0
     if budget is None:
         limit = (UNIT_CACHE if columns is None else CACHE) if on_cpu else DEVICE
         least = LEAST_ROWS if not whole else max(1, min(LEAST_ROWS, MEMORY_BUDGET // (row * (2 + at_once))))
-    if columns is not None:  # with very many outputs, columns take most of the memory
+    if columns is not None and not alone:  # with very many outputs, columns take most of the memory
         least = max(1, min(least, MEMORY_BUDGET // (joint.dtype.itemsize * count * max(1, prod(known.event)))))
     rows = max(least, limit // (row * (2 + at_once)))
     differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in named_tensors(inputs).values())
@@ -89,11 +104,25 @@ def derivatives(
         uses = [use for use in seen.uses if use.names]
         known.check(uses, len(outputs))
         plain = outputs if differentiable else outputs.detach()
-        if columns is None and known.only_head and len(uses) == 1 and uses[0].edge.node is outputs.grad_fn:
-            source = uses[0].source if differentiable else uses[0].source.detach()
-            head = Head(source, uses[0].bias is not None, outputs.shape[1])
+        if columns is None and alone and len(uses) == 1 and is_output(uses[0], outputs):
+            source = uses[0].label_features(differentiable)
+            assert source is not None
+            head = Head(source, uses[0].bias is not None, outputs.shape[1], None, outputs[0, 0].numel())
             yield Piece(low, plain, Stacked((known.block(uses[0]),), (head,), known.total), fresh=True)
             return
+        last: list[tuple[Block, Jacobian]] = []
+        if probabilities is not None:
+            made = [use for use in uses if known.block(use) == known.output and is_output(use, outputs)]
+            if len(made) != 1 or known.output is None:
+                raise ValueError(
+                    "The layer that makes the outputs must be the same for all rows. It was another for the rows "
+                    "looked at first. Let the network end in one layer whatever the inputs."
+                )
+            last = [(known.output, _output_layer(outputs, made[0], *probabilities(plain, low)))]
+            if alone:
+                yield Piece(low, plain, Stacked((known.output,), (last[0][1],), known.total), fresh=True)
+                return
+            uses = [use for use in uses if use is not made[0]]
         seeds = _units(plain) if columns is None else columns(plain, low)
         whole_jacobian = _explicit_jacobian(joint, theta, part, buffers, known) if known.explicit else None
         for first in range(0, len(seeds), together):
@@ -104,6 +133,8 @@ def derivatives(
             if not parts:  # the outputs depend on none of the weights
                 zeros = plain.new_zeros(len(plain), len(some), known.total)
                 parts = [(Block(tuple(known.offsets), known.total, 1, 0), Explicit(zeros))]
+            parts += last
+            last = [(block, part.narrow(0, 0)) for block, part in last]  # counts once for all columns
             blocks, jacobians = zip(*parts, strict=True)
             jacobian: Jacobian = Stacked(tuple(blocks), tuple(jacobians), known.total)
             if known.select is not None:
@@ -114,10 +145,21 @@ def derivatives(
         yield from pieces(low)
 
 
+def _output_layer(outputs: Tensor, use: Use, probabilities: Tensor, weights: Tensor | None) -> OutputLayer:
+    """The output layer under these probabilities, whose axes are moved to those of the layer."""
+    if use.edge.node is not outputs.grad_fn:
+        (probabilities,) = torch.autograd.grad(outputs, [use.edge], probabilities, retain_graph=True)
+    positions = outputs[0, 0].numel()
+    if weights is not None:
+        weights = weights.reshape(len(outputs), -1).expand(-1, positions).flatten()
+    labels = use.by_label(probabilities)
+    return OutputLayer(use.label_features(False), labels, use.bias is not None, weights, positions)
+
+
 def row_bytes(joint: Joint, known: Survey, units: bool) -> int:
     """Bytes per row and column; with `units` and nothing but an output layer, bytes per row."""
     entries = known.row_entries
-    if units and known.only_head:
+    if units and known.only_output:
         entries += known.row_features
     return joint.dtype.itemsize * max(1, entries)
 

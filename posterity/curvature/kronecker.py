@@ -14,6 +14,7 @@ from posterity.curvature.survey import PLAIN, Place, Survey
 from posterity.jacobians.convolution import Convolution
 from posterity.jacobians.jacobian import Jacobian, Stacked
 from posterity.jacobians.linear import Lookup, Matrix, Thin, symmetric
+from posterity.jacobians.output_layer import OutputLayer
 from posterity.precisions.block import BlockDiagonal
 from posterity.precisions.dense import Dense
 from posterity.precisions.diagonal import Diagonal as DiagonalPrecision
@@ -112,6 +113,8 @@ def _add(recent: Sums, name: str, place: Place, part: Jacobian, weights: Tensor 
         recent[outer] = part.outer_gram(recent.get(outer))
         if fresh:
             recent[inner] = part.inner_gram(weights, recent.get(inner))
+    elif isinstance(part, OutputLayer):
+        added(recent, **{outer: part.outer_gram(), inner: part.inner_gram()})  # with weights of its own
     elif isinstance(part, (Matrix, Convolution)):
         added(recent, **{outer: part.outer_gram()}, **({inner: part.inner_gram(weights)} if fresh else {}))
     elif isinstance(part, Lookup):
@@ -189,7 +192,9 @@ class CorrectedKronecker(Factored):
                 if f"{index}.inner_basis" not in sums:
                     continue
                 part, inner = piece.jacobian.part(place.block), sums[f"{index}.inner_basis"]
-                if isinstance(part, (Matrix, Thin, Convolution)):
+                if isinstance(part, OutputLayer):
+                    squares = part.rotated_squares(sums[f"{index}.outer_basis"], inner)
+                elif isinstance(part, (Matrix, Thin, Convolution)):
                     squares = part.rotated(sums[f"{index}.outer_basis"], inner).squares()
                 else:
                     assert isinstance(part, Lookup)

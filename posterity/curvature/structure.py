@@ -99,7 +99,7 @@ class Full(Structure):
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
         if not rows.factored:
             return added(sums, matrix=rows.matrix())
-        for piece in rows.jacobians():
+        for piece in rows.jacobians(between_layers=True):
             jacobian = piece.jacobian
             outputs = max(1, prod(piece.outputs.shape[1:]))
             # Not by the columns of this piece, whose number varies: all pieces must use one form.
@@ -107,9 +107,7 @@ class Full(Structure):
                 part = jacobian.rows().flatten(0, 1).to(torch.float64)
                 sums["rows"] = torch.cat([sums["rows"], part]) if "rows" in sums else part
                 continue
-            for _, chunk in jacobian.chunks():
-                part = chunk.rows().flatten(0, 1).to(torch.float64)
-                sums = added(sums, matrix=part.T @ part)
+            sums["matrix"] = jacobian.gram(sums.get("matrix"))
         return sums
 
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
@@ -155,9 +153,7 @@ class BlockDiagonal(Structure):
             if not isinstance(piece.jacobian, Stacked):
                 raise TypeError("Blocks are of whole tensors. Got single weights. Use Full() or Diagonal().")
             for layer, place in enumerate(rows.places):
-                for _, chunk in piece.jacobian.part(place.block).chunks():
-                    dense = chunk.rows().flatten(0, 1).to(torch.float64)
-                    added(sums, **{str(layer): dense.T @ dense})
+                sums[str(layer)] = piece.jacobian.part(place.block).gram(sums.get(str(layer)))
         return sums
 
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:

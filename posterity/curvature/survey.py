@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from posterity.jacobians.uses import ConvolutionUse, EmbeddingUse, LinearUse, Use, WeightUses
+from posterity.jacobians.recording import WeightUses
+from posterity.jacobians.uses import ConvolutionUse, EmbeddingUse, LinearUse, Use
 from posterity.model.batch import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers, Network
@@ -27,6 +28,11 @@ logger = logging.getLogger("posterity")
 
 PLAIN = "plain"
 """The kind of a layer that acts neither as a matrix nor as a table."""
+_VIEWS = frozenset(
+    f"{name}Backward0"
+    for name in ("View", "UnsafeView", "Transpose", "Permute", "T", "Unsqueeze", "Clone", "Alias", "Squeeze")
+) | {"SqueezeBackward1", "SqueezeBackward2", "ReshapeAliasBackward0"}
+"""Nodes of a graph that move entries and change none."""
 VMAP_REFUSALS = (RuntimeError, NotImplementedError, ValueError)
 
 
@@ -124,7 +130,8 @@ class Place:
     kind: str  # "matrix", "table" or "plain"
     groups: int = 1
     positions: int = 1
-    head: bool = False  # whether this is the output layer
+    head: bool = False  # whether this is the output layer, with one position
+    output: bool = False  # whether its outputs are those of the network, at any number of positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,9 +159,19 @@ class Survey:
         return next((place.block for place in self.places if place.head), None)
 
     @property
-    def only_head(self) -> bool:
+    def output(self) -> Block | None:
+        """The block of the layer whose outputs are those of the network, channel by class and position by position."""
+        return next((place.block for place in self.places if place.output), None)
+
+    @property
+    def only_output(self) -> bool:
         """Whether the output layer holds all random weights, each used once."""
-        return self.head is not None and self.head.size == self.total and self.select is None and not self.explicit
+        return self.output is not None and self.output.size == self.total and self.select is None and not self.explicit
+
+    @property
+    def only_head(self) -> bool:
+        """Whether it does so, and has one position."""
+        return self.only_output and self.head is not None
 
     @property
     def size(self) -> int:
@@ -246,8 +263,9 @@ def _survey(joint: Joint, inputs: Inputs) -> Survey:
         if tied.isdisjoint(use.names) and not any(name in explicit for name in use.names):
             kind = {LinearUse: "matrix", ConvolutionUse: "matrix", EmbeddingUse: "table"}.get(type(use), PLAIN)
             groups = use.window.groups if isinstance(use, ConvolutionUse) else 1
-            head = use is last and isinstance(use, LinearUse) and use.weight is not None and len(use.output_shape) == 2
-            places.append(Place(draft.block(use), kind, groups, _positions(use), head))
+            output = use is last and use.weight is not None
+            head = output and isinstance(use, LinearUse) and len(use.output_shape) == 2
+            places.append(Place(draft.block(use), kind, groups, _positions(use), head, output))
             placed |= set(use.names)
     places += [Place(Block((name,), sizes[name], 1, offsets[name]), PLAIN) for name in offsets if name not in placed]
     entries = sum(prod(use.output_shape[1:]) for use in uses)
@@ -293,8 +311,29 @@ def _look(
         for name, grad in zip(tracked, grads, strict=True):
             if grad is not None:
                 explicit.setdefault(name, "it acts through an operation that could not be seen")
-    made = [use for use in seen.uses if use.edge.node is outputs.grad_fn]
-    return seen.uses, tuple(outputs.shape[1:]), made[0] if made else None, explicit
+    last = next((use for use in seen.uses if is_output(use, outputs) and _in_order(use, outputs)), None)
+    return seen.uses, tuple(outputs.shape[1:]), last, explicit
+
+
+def is_output(use: Use, outputs: Tensor) -> bool:
+    """Whether the outputs are those of a layer with one group, or views of all of them."""
+    node = outputs.grad_fn
+    while node is not None and node is not use.edge.node and node.name() in _VIEWS:
+        node = node.next_functions[0][0]
+    linear = isinstance(use, LinearUse) or (isinstance(use, ConvolutionUse) and use.window.groups == 1)
+    return node is use.edge.node and linear and outputs.dim() > 1 and outputs.numel() == use.output_shape.numel()
+
+
+def _in_order(use: Use, outputs: Tensor) -> bool:
+    """Whether the channels of a layer are the classes of outputs (N, C, *positions), position by position."""
+    numbers = torch.arange(outputs[0].numel(), device=outputs.device).view(1, outputs.shape[1], -1)
+    positions = numbers.shape[2]
+    for seed in (numbers // positions, numbers % positions):  # the class, and the position
+        values = seed.to(outputs.dtype).expand(len(outputs), -1, -1)
+        (moved,) = torch.autograd.grad(outputs, [use.edge], values.reshape(outputs.shape), retain_graph=True)
+        if not torch.equal(use.by_label(moved), values.transpose(1, 2).flatten(0, 1)):
+            return False
+    return True
 
 
 def _moved(outputs: Tensor, uses: Sequence[Use]) -> set[str]:

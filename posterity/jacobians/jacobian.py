@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,9 @@ class Outline(NamedTuple):
 
 class Jacobian(ABC):
     """J (N, D, R), row n and output d by weight r."""
+
+    closed: ClassVar[bool] = False
+    """Whether `gram` is formed without the dense rows."""
 
     @property
     @abstractmethod
@@ -87,6 +90,14 @@ class Jacobian(ABC):
         """Sum of J^2 over rows and outputs, (R,)."""
         flat = (part.rows().flatten(0, 1) for _, part in self.chunks(CACHED))
         return added(torch.einsum("nr,nr->r", rows, rows) for rows in flat)
+
+    def gram(self, out: Tensor | None = None) -> Tensor:
+        """Sum of J^T J over rows, (R, R) in float64, added to `out` if given."""
+        for _, part in self.chunks():
+            rows = part.rows().flatten(0, 1).to(torch.float64)
+            out = rows.T @ rows if out is None else out.add_(rows.T @ rows)
+        assert out is not None
+        return out
 
     def add_squares(self, block: Block, total: Tensor) -> None:
         """Add `squares` to the entries of `total` that a block names."""
@@ -264,6 +275,14 @@ class Stacked(Jacobian):
     def squares(self) -> Tensor:
         total = torch.zeros(self.total, dtype=self.dtype, device=self.device)
         self.accumulate_squares(total)
+        return total
+
+    def gram(self, out: Tensor | None = None) -> Tensor:
+        if len(self.parts) != 1 or not self.parts[0].closed:
+            return super().gram(out)
+        whole, index = self.parts[0].gram(), self.blocks[0].index.to(self.device)
+        total = whole.new_zeros(self.total, self.total) if out is None else out
+        total[index.unsqueeze(-1), index] += whole
         return total
 
     def accumulate_squares(self, total: Tensor) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from posterity.errors import BadData, shown
+from posterity.likelihoods.fisher import OutputFisher
 from posterity.likelihoods.likelihood import Likelihood, event_sum, first_row
 from posterity.numerics.random import Key
 
@@ -149,14 +150,19 @@ class Categorical(Likelihood):
         size = p.shape[-1] * p.shape[-2]
         return spread.transpose(-3, -2).reshape(*p.shape[:-2], size, size)
 
-    def output_root(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
-        """Return C - 1 columns, the Cholesky factor of diag(p) - p p^T, with the tail sums r_k = p_k + ... + p_C.
+    def fisher_by_position(self, outputs: Tensor) -> OutputFisher:
+        return OutputFisher(outputs.softmax(self._axis))
 
-        Entry k of column k is sqrt(p_k r_{k+1} / r_k), and entry j > k is -p_j sqrt(p_k / (r_k r_{k+1})).
+    def output_root(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
+        """Return C - 1 columns for each label, the Cholesky factor of diag(p) - p p^T, zero at other positions.
+
+        With the tail sums r_k = p_k + ... + p_C, entry k of column k is sqrt(p_k r_{k+1} / r_k), and entry j > k is
+        -p_j sqrt(p_k / (r_k r_{k+1})).
         """
-        if self.positions or event_dims not in (None, 1):
+        if event_dims not in (None, 1 + self.positions):
             return super().output_root(outputs, event_dims)
-        p = outputs.softmax(-1)
+        p = outputs.softmax(self._axis)
+        p = p.flatten(-self.positions).mT if self.positions else p  # (..., N, C) or (..., N, P, C) with P positions
         rest = p.flip(-1).cumsum(-1).flip(-1)  # r_1 .. r_C
         tiny = torch.finfo(p.dtype).tiny
         here, after = rest[..., :-1].clamp_min(tiny), rest[..., 1:].clamp_min(tiny)
@@ -164,4 +170,8 @@ class Categorical(Likelihood):
         below = -p.unsqueeze(-1) * (lead / here / after).sqrt().unsqueeze(-2)  # (..., C, C - 1)
         columns = below.tril(-1)
         columns.diagonal(dim1=-2, dim2=-1).copy_((lead * (after / here)).sqrt())
-        return columns.movedim(-1, 0)
+        columns = columns.movedim(-1, 0)  # (C - 1, ..., N, C) or (C - 1, ..., N, P, C)
+        if not self.positions:
+            return columns
+        spread = torch.diag_embed(columns.mT).movedim(-1, 1)  # (C - 1, P, ..., N, C, P)
+        return spread.flatten(0, 1).reshape(-1, *outputs.shape)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData, shown
+from posterity.likelihoods.fisher import OutputFisher
 from posterity.numerics.random import Key
 
 REMEDY = "Reshape the targets, or give the network one output for each target."
@@ -116,6 +117,10 @@ class Likelihood(ABC):
             values, vectors = torch.linalg.eigh(fisher)
             root = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
         return root.movedim(-1, 0).reshape(-1, *outputs.shape).to(outputs.dtype)
+
+    def fisher_by_position(self, outputs: Tensor) -> OutputFisher | None:
+        """Return the Fisher information of outputs (N, C, *positions), position by position; None if not known so."""
+        return None
 
     def class_log_probs(self, outputs: Tensor) -> Tensor | None:
         """Return log probabilities (S, N, C, *event) of classes at S draws of their logits; None without classes."""

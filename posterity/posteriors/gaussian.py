@@ -320,7 +320,10 @@ class Linearized(OfGaussian):
         assert isinstance(self.joint, Joint)
         known, count = survey(self.joint, inputs), num_rows(inputs)
         columns = max(1, prod(known.event))
-        if count * row_bytes(self.joint, known, units=True) * (2 + (0 if known.only_head else columns)) > JOINT_BUDGET:
+        if (
+            count * row_bytes(self.joint, known, units=True) * (2 + (0 if known.only_output else columns))
+            > JOINT_BUDGET
+        ):
             return lambda other: other.output_moments(inputs)
         pieces = list(self._pieces(inputs, whole=True))
         return lambda other: other._moments(pieces)
@@ -331,7 +334,7 @@ class Linearized(OfGaussian):
         # The factors of the derivatives of all rows, and a few matrices of the covariance's size.
         known, count = survey(self.joint, inputs), num_rows(inputs)
         columns = max(1, prod(known.event))
-        factors = count * row_bytes(self.joint, known, units=True) * (2 + (0 if known.only_head else columns))
+        factors = count * row_bytes(self.joint, known, units=True) * (2 + (0 if known.only_output else columns))
         dense = isinstance(self.gaussian.precision, (Dense, LowRank))
         needed = factors + 8 * count * columns * (3 * count * columns + (2 * known.size if dense else 0))
         limit = JOINT_BUDGET if memory_budget is None else memory_budget

@@ -9,7 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from posterity.curvature.curvature import Curvature, GaussNewton, Hessian, MonteCarloFisher, Rows
+from posterity.curvature import Curvature, GaussNewton, Hessian, MonteCarloFisher
+from posterity.curvature.curvature import Rows
 from posterity.errors import PosterityError
 from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.model.backward import batch_log_likelihood

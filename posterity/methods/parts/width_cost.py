@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import PosterityError
-from posterity.evidence import residual_sums
+from posterity.evidence import Evidence, residual_sums, retuned
 from posterity.evidence.cavities import PredictiveFit, left_out_rows, with_noise
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.methods.parts.linear_model import is_linear
@@ -34,6 +34,7 @@ DRAWS, FEWEST_DRAWS = 400, 100
 SHARE = 0.1  # of the forward passes of rows in a fit: the most that the measure may add
 NUMBERS = 2**24  # outputs of all draws that are held at once
 MEMBERS = 16  # that are measured
+MOST_OUTPUTS = 256  # of a row that is left out: cavities take the cube of their number
 MANY, EXCESS = 0.3, 0.1  # weights a row from which a point may be too sure, and nats a row that it may be so unsaid
 TINY = torch.finfo(torch.float64).tiny
 REMEDY = (
@@ -95,7 +96,8 @@ def width_cost(posterior: Posterior, rows: Batch, draws: int, start: Tensor | No
             None if start is None else likelihood.log_prob(joint.outputs(start, rows.inputs).double(), targets) - own
         )
         each = at_mean - own
-        if gaussian is not None and is_linear(joint, posterior.point(), rows, posterior.buffers or None):
+        few = centre[:1].numel() <= MOST_OUTPUTS
+        if gaussian is not None and few and is_linear(joint, posterior.point(), rows, posterior.buffers or None):
             left = left_out_rows(Linearized(gaussian.joint, gaussian), rows)
             each = torch.where(left.posterior.isnan(), each, left.plug_in - left.posterior)
     weights = torch.ones_like(each) if rows.weights is None else rows.weights.to(each)
@@ -193,11 +195,21 @@ def plug_in_excess(joint: Problem, theta: Tensor, buffers: Buffers, data: Data) 
 def that_predicts(posterior: Linearized, rows: Batch) -> Linearized:
     """Return the posterior with the scales chosen that were left out; warn where its mean alone predicts better.
 
-    Scales that a fit chose are replaced where their width surely costs much.
+    Scales that a fit chose are replaced where their width surely costs much. With more than 256 outputs a row, rows are
+    not left out: scales that were left out come by the evidence.
     """
     joint = posterior.joint.as_joint("Laplace")
     prior = joint.bound_prior
     normal = isinstance(prior, Normal)
+    outputs = joint.example_output(rows).numel()
+    if outputs > MOST_OUTPUTS:
+        if not leaves_out(joint):
+            return posterior
+        logger.warning(
+            f"Laplace: with {outputs:,} outputs a row, the scales that were left out are chosen by the evidence: "
+            "leave-one-out takes the cube of that number. Give a prior scale to choose it yourself."
+        )
+        return retuned(posterior, Evidence())
     if normal and prior.chosen == LEFT_OUT:
         return PredictiveFit().by_cavities(posterior, rows, at_mode=False)
     if leaves_out(joint) and not normal:
