@@ -25,10 +25,10 @@ from posterity.curvature import (
     Structure,
 )
 from posterity.curvature.curvature import Rows
-from posterity.curvature.derivatives import CACHE, DEVICE, LEAST_ROWS
+from posterity.curvature.derivatives import derivative_bytes
 from posterity.curvature.kronecker import SMALL
 from posterity.curvature.structure import Sums
-from posterity.curvature.survey import PLAIN, Place, Survey, survey
+from posterity.curvature.survey import PLAIN, Place, survey
 from posterity.errors import check_batch_size
 from posterity.evidence import PerTensor, PredictiveFit, Tuning, residual_sums
 from posterity.evidence.cavities import LEAVE_ONE_OUT
@@ -235,7 +235,7 @@ class Laplace(Method):
         chosen = torch.arange(min(number, joint.num_random))  # as many indices as single weights will be chosen
         structure, known = self.structure_for(joint.narrowed(chosen)), survey(joint, inputs)
         outputs = max(1, prod(known.event))
-        predictions = _derivative_bytes(joint, known, PREDICTED_ROWS, outputs) + 8 * PREDICTED_ROWS * outputs**2
+        predictions = derivative_bytes(joint, known, PREDICTED_ROWS, outputs) + 8 * PREDICTED_ROWS * outputs**2
         if isinstance(structure, Full):  # rows of a Jacobian
             row = outputs * known.size
             predictions += 3 * 8 * min(PREDICTED_ROWS * row, max(row, chunk_size(joint.device)))
@@ -250,7 +250,7 @@ class Laplace(Method):
         rows = min(joint.num_data, joint.num_data if self.batch_size is None else self.batch_size)
         parts = {
             **weights,
-            "derivatives of some rows": _derivative_bytes(joint, known, rows, columns),
+            "derivatives of some rows": derivative_bytes(joint, known, rows, columns),
             "curvature and precision": (joint.num_members or 1) * max(kept, choosing),
             **({} if self.tuning is None else {"tuning": TUNED * 8 * known.size}),
         }
@@ -390,15 +390,6 @@ class Laplace(Method):
         if not isinstance(posterior, Linearized) or posterior.joint.bound_prior.chosen != LEAVE_ONE_OUT:
             return posterior
         return PredictiveFit().chosen_on(posterior, rows)
-
-
-def _derivative_bytes(joint: Joint, known: Survey, rows: int, columns: int) -> int:
-    """Bytes of the derivatives of one chunk of rows: see `derivatives`."""
-    budget = CACHE if joint.device.type == "cpu" else DEVICE
-    entry = joint.dtype.itemsize * max(1, known.row_entries)
-    chunk = min(rows, max(LEAST_ROWS, budget // (entry * (2 + columns))))
-    together = min(columns, max(1, budget // (entry * chunk) - 2))
-    return chunk * (entry * (2 + 2 * together) + joint.dtype.itemsize * known.row_features)
 
 
 def _name(structure: Structure) -> str:
