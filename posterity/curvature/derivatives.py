@@ -20,6 +20,7 @@ from posterity.curvature.survey import (
 )
 from posterity.jacobians.head import Head
 from posterity.jacobians.jacobian import Explicit, Jacobian, Selected, Stacked
+from posterity.jacobians.linear import Matrix, Thin
 from posterity.jacobians.output_layer import OutputLayer
 from posterity.jacobians.recording import WeightUses
 from posterity.jacobians.uses import Use
@@ -101,8 +102,7 @@ def derivatives(
         together = count if whole else max(1, limit // (row * num_rows(part)) - 2)
         with torch.enable_grad(), plain_recurrence(joint.network), WeightUses(tracked) as seen:
             outputs = joint.network.run(weights, part, buffers)[0]
-        uses = [use for use in seen.uses if use.names]
-        known.check(uses, len(outputs))
+        uses = known.checked([use for use in seen.uses if use.names], len(outputs))
         plain = outputs if differentiable else outputs.detach()
         if columns is None and alone and len(uses) == 1 and is_output(uses[0], outputs):
             source = uses[0].label_features(differentiable)
@@ -204,8 +204,20 @@ def _used(
         columns = _together(outputs, uses, seeds, keep)
     else:
         columns = _in_turn(outputs, uses, seeds, keep, differentiable)
-    pairs = zip(uses, columns, strict=True)
-    return [(known.block(use), use.jacobian(gradients, differentiable)) for use, gradients in pairs]
+    parts: dict[Block, list[tuple[Use, Sequence[Tensor] | Tensor]]] = {}
+    for use, gradients in zip(uses, columns, strict=True):
+        parts.setdefault(known.block(use), []).append((use, gradients))
+    jacobians: list[tuple[Block, Jacobian]] = []
+    for block, own in parts.items():
+        each = [use.jacobian(gradients, differentiable) for use, gradients in own]
+        matrices = [
+            part.matrix if isinstance(part, Thin) else part for part in each if isinstance(part, (Thin, Matrix))
+        ]
+        if len(each) > 1 and len(matrices) == len(each):  # uses by linear maps count as positions
+            jacobians.append((block, Matrix.at_positions(matrices)))
+        else:
+            jacobians += [(block, part) for part in each]
+    return jacobians
 
 
 def _in_turn(outputs: Tensor, uses: list[Use], seeds: Tensor, keep: bool, differentiable: bool) -> list[list[Tensor]]:

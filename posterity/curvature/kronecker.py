@@ -35,7 +35,7 @@ class Factored(Structure):
 
     def check_prior(self, places: Sequence[Place], prior: Tensor) -> None:
         for place in places:
-            if place.kind != PLAIN:
+            if not _whole(place):
                 groups = place.groups if place.kind == "matrix" else 1
                 prior_patterns(place.block.gather(prior), (groups, place.block.rows // groups, place.block.width))
 
@@ -46,11 +46,13 @@ class Kronecker(Factored):
 
     **Math**: the block of a layer z = W a + b is N G (x) A over the row-major (W b), where A is the mean over rows of
     a a^T, a with a 1 for the bias, and G the mean of sum_k g_k g_k^T, g_k the gradient of column k in z. For layers
-    with T positions (convolutions, sequences), A is a mean over positions and G a sum. `factored_damping` adds the
-    prior t as (sqrt(N) G + sqrt(t) I) (x) (sqrt(N) A + sqrt(t) I) (Ritter et al.) in place of the exact t I.
+    with T positions (convolutions, sequences, steps of a recurrent layer), A is a mean over positions and G a sum.
+    `factored_damping` adds the prior t as (sqrt(N) G + sqrt(t) I) (x) (sqrt(N) A + sqrt(t) I) (Ritter et al.) in place
+    of the exact t I.
 
     **Limit**: exact for one row, and when G does not depend on the row (linear networks with Gaussian noise). Norm
-    layers, and tied or unknown weights, have whole blocks up to 512 weights, beyond that their exact diagonal. Of an
+    layers, weights that are used several times, and unknown ones have whole blocks up to 512 weights. Beyond that, uses
+    by linear maps (steps of a recurrent layer) count as positions, and the others keep their exact diagonal. Of an
     output layer with more than 4,096 classes, G is kept as its diagonal: its rows are independent then.
 
     **Cost**: K backward passes, products a a^T and g g^T; eigenvalues once, O^3 + I^3 per layer.
@@ -83,15 +85,18 @@ class Kronecker(Factored):
         return 8 * sum(5 * _factor_entries(place) + 4 * place.block.size for place in survey.places)
 
 
+def _whole(place: Place) -> bool:
+    """Whether a layer has no factors, but its whole block or diagonal: no matrix, or a small one used several times."""
+    return place.kind == PLAIN or (place.times > 1 and place.block.size <= SMALL)
+
+
 def _factor_entries(place: Place) -> int:
     rows, width = place.block.rows // place.groups, place.block.width
+    if _whole(place):
+        return place.block.size**2 if place.block.size <= SMALL else place.block.size
     if is_wide(place):
         return rows + width**2
-    if place.kind == "matrix":
-        return place.groups * (rows**2 + width**2)
-    if place.kind == "table":
-        return place.block.rows + width**2
-    return place.block.size**2 if place.block.size <= SMALL else place.block.size
+    return place.groups * (rows**2 + width**2) if place.kind == "matrix" else place.block.rows + width**2
 
 
 def is_wide(place: Place) -> bool:
@@ -118,7 +123,10 @@ def add_factors(sums: Sums, rows: Rows) -> Sums:
 def _add(recent: Sums, name: str, place: Place, part: Jacobian, weights: Tensor | None, fresh: bool) -> None:
     """Add the derivatives in one layer to its sums; the layer's inputs count once for all columns."""
     outer, inner = name + "outer", name + "inner"
-    if is_wide(place) and isinstance(part, (OutputLayer, Thin, Matrix)):
+    if _whole(place) and place.block.size <= SMALL:
+        dense = part.rows().flatten(0, 1)
+        added(recent, **{name + "matrix": dense.T @ dense})
+    elif is_wide(place) and isinstance(part, (OutputLayer, Thin, Matrix)):
         _say_wide(place.block.names, place.block.rows)
         added(recent, **{name + "counts": part.outer_squares()})
         if fresh:
@@ -133,12 +141,9 @@ def _add(recent: Sums, name: str, place: Place, part: Jacobian, weights: Tensor 
         added(recent, **{outer: part.outer_gram()}, **({inner: part.inner_gram(weights)} if fresh else {}))
     elif isinstance(part, Lookup):
         added(recent, **{outer: part.outer_gram()}, **({name + "counts": part.counts(weights)} if fresh else {}))
-    elif place.block.size > SMALL:
+    else:
         say_diagonal(place.block.names, place.block.size)
         added(recent, **{name + "diagonal": part.squares()})
-    else:
-        dense = part.rows().flatten(0, 1)
-        added(recent, **{name + "matrix": dense.T @ dense})
 
 
 @cache

@@ -17,7 +17,16 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posterity.jacobians.recording import WeightUses
-from posterity.jacobians.uses import ConvolutionUse, EmbeddingUse, LinearUse, Use
+from posterity.jacobians.uses import (
+    LAYOUTS,
+    PACKED,
+    ConvolutionUse,
+    EmbeddingUse,
+    LinearUse,
+    ScaleUse,
+    Use,
+    possible_layouts,
+)
 from posterity.model.batch import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers, Network
@@ -132,6 +141,8 @@ class Place:
     positions: int = 1
     head: bool = False  # whether this is the output layer, with one position
     output: bool = False  # whether its outputs are those of the network, at any number of positions
+    times: int = 1  # uses in a pass, which count as positions
+    direct: bool = True  # whether the module itself calls a linear map or convolution by whole tensors, rows first
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +163,7 @@ class Survey:
     row_entries: int = 0  # entries per row for each column of derivatives
     row_features: int = 0  # entries per row of the features, patches of convolutions included
     times: Mapping[str, int] = field(default_factory=dict)  # number of uses per pass of each tensor with a rule
+    layouts: Mapping[str, str] = field(default_factory=dict)  # where the rows lie in the layers of each of these
 
     @property
     def head(self) -> Block | None:
@@ -178,10 +190,10 @@ class Survey:
         """R."""
         return self.total if self.select is None else self.select.numel()
 
-    def check(self, uses: Sequence[Use], rows: int) -> None:
-        """Raise a ValueError where a pass over `rows` rows runs its layers differently from the survey."""
+    def checked(self, uses: Sequence[Use], rows: int) -> list[Use]:
+        """The uses of a pass over `rows` rows, arranged; raises a ValueError where they differ from the survey's."""
         for use in uses:
-            if use.output_shape[0] != rows:
+            if self.layouts[use.names[0]] not in possible_layouts(use.output_shape, rows):
                 raise ValueError(
                     f"The layer of '{use.names[0]}' must run on all rows of a batch. It ran on "
                     f"{use.output_shape[0]} of {rows}, though on all of those looked at first. Run it on every row and "
@@ -193,12 +205,14 @@ class Survey:
                     f"'{name}' must be used equally often for all rows. A batch used it {times} times, and the rows "
                     f"looked at first {self.times[name]}. Run the layer the same number of times whatever the inputs."
                 )
+        return [use.arranged(self.layouts[use.names[0]], rows) for use in uses]
 
     def block(self, use: Use) -> Block:
         """The block of the weights of a use."""
-        weight = None if use.weight is None else self.offsets[use.weight]
-        bias = None if use.bias is None else self.offsets[use.bias]
-        return Block(use.names, *use.shape, weight, bias)
+        stored = use.shape[0] if use.transposed else use.shape[1]  # entries of a row as it lies in the vector
+        weight = None if use.weight is None else self.offsets[use.weight] + use.first_row * stored
+        bias = None if use.bias is None else self.offsets[use.bias] + use.first_bias
+        return Block(use.names, *use.shape, weight, bias, use.transposed)
 
 
 _KNOWN: WeakKeyDictionary[Network, dict[tuple[object, ...], Survey]] = WeakKeyDictionary()
@@ -253,57 +267,80 @@ def _survey(joint: Joint, inputs: Inputs) -> Survey:
         assert joint.random_indices is not None
         where = torch.cat([torch.arange(p.offset, p.offset + p.size) for p in slices]).to(joint.device)
         select = torch.searchsorted(where, joint.random_indices)
-    uses, outputs, last, explicit = _look(joint.network.member(0), tuple(offsets), inputs)
+    uses, outputs, last, explicit, layouts = _look(joint.network.member(0), tuple(offsets), inputs)
     count = Counter(name for use in uses for name in use.names)
-    tied = {name for name, times in count.items() if times > 1}
     tracked = tuple(name for name in offsets if name not in explicit)
     draft = Survey(offsets, sum(sizes.values()), select, (), tracked, explicit, outputs)
-    places, placed = [], set()
-    for use in uses:
-        if tied.isdisjoint(use.names) and not any(name in explicit for name in use.names):
-            kind = {LinearUse: "matrix", ConvolutionUse: "matrix", EmbeddingUse: "table"}.get(type(use), PLAIN)
-            groups = use.window.groups if isinstance(use, ConvolutionUse) else 1
-            output = use is last and use.weight is not None
-            head = output and isinstance(use, LinearUse) and len(use.output_shape) == 2
-            places.append(Place(draft.block(use), kind, groups, _positions(use), head, output))
-            placed |= set(use.names)
+    places = _placed(draft, uses, last, sizes)
+    placed = {name for place in places for name in place.block.names}
     places += [Place(Block((name,), sizes[name], 1, offsets[name]), PLAIN) for name in offsets if name not in placed]
-    entries = sum(prod(use.output_shape[1:]) for use in uses)
+    entries = sum(prod(use.row_shape[1:]) for use in uses)
     features = sum(_positions(use) * use.shape[1] for use in uses if not isinstance(use, EmbeddingUse))
     entries = max(entries, sum(sizes[name] for name in explicit))
-    return replace(draft, places=tuple(places), row_entries=entries, row_features=features, times=count)
+    kept = {"row_entries": entries, "row_features": features, "times": count, "layouts": layouts}
+    return replace(draft, places=tuple(places), **kept)
+
+
+def _placed(draft: Survey, uses: Sequence[Use], last: Use | None, sizes: Mapping[str, int]) -> list[Place]:
+    """The layers whose weights are used by one rule: once, or several times by linear maps."""
+    blocks: dict[Block, list[Use]] = {}
+    for use in uses:
+        if not any(name in draft.explicit for name in use.names):
+            blocks.setdefault(draft.block(use), []).append(use)
+    places = []
+    for block, own in blocks.items():
+        several = len(own) > 1 and not all(isinstance(use, LinearUse) for use in own)
+        if several or any(block.overlaps(other) for other in blocks if other != block):
+            continue  # tied to another layer
+        use = own[0]
+        kind = {LinearUse: "matrix", ConvolutionUse: "matrix", EmbeddingUse: "table"}.get(type(use), PLAIN)
+        groups = use.window.groups if isinstance(use, ConvolutionUse) else 1
+        output = use is last and use.weight is not None and len(own) == 1
+        head = output and isinstance(use, LinearUse) and use.layout == "first" and len(use.output_shape) == 2
+        direct = len(own) == 1 and use.direct and use.layout == "first"
+        place = Place(block, kind, groups, sum(map(_positions, own)), head, output, len(own), direct)
+        places.append((place, use))
+    while True:  # a tensor of which only some rows are in such layers is in none
+        covered: Counter[str] = Counter()
+        for _, use in places:
+            covered.update({} if use.weight is None else {use.weight: prod(use.shape)})
+            covered.update({} if use.bias is None else {use.bias: use.shape[0]})
+        whole = [(place, use) for place, use in places if all(covered[name] == sizes[name] for name in use.names)]
+        if len(whole) == len(places):
+            return [place for place, _ in places]
+        places = whole
 
 
 def _positions(use: Use) -> int:
-    return prod(use.output_shape[2:] if isinstance(use, ConvolutionUse) else use.output_shape[1:-1])
+    return prod(use.output_shape[2:] if isinstance(use, ConvolutionUse) else use.row_shape[1:-1])
 
 
 def _look(
     network: Network, names: tuple[str, ...], inputs: Inputs
-) -> tuple[list[Use], tuple[int, ...], Use | None, dict[str, str]]:
-    """(uses with a rule, shape of an output row, the use that makes the outputs, {weight without a rule: why})."""
+) -> tuple[list[Use], tuple[int, ...], Use | None, dict[str, str], dict[str, str]]:
+    """(uses with a rule, shape of an output row, the use that makes the outputs, weights without a rule, layouts)."""
     weights = [view.detach().clone() for view in network.views(network.initial)]
     tracked = {n: w.requires_grad_() for n, w in zip(network.layout.names, weights, strict=True) if n in names}
-    leading: dict[str, list[int]] = {}
     runs = []
     network.side_effects(_taken(inputs, (0, 1), network.device)).refuse_draws()  # before the mode sees the calls
     for rows in ((0, 1), (3, 1, 2, 0)):  # the last: other rows before, between and after
         with torch.enable_grad(), plain_recurrence(network), WeightUses(tracked) as seen:
             outputs = network.run(weights, _taken(inputs, rows, network.device))[0]
-        for use in seen.uses:
-            for name in use.names:
-                leading.setdefault(name, []).append(use.output_shape[0] - len(rows))
         runs.append((outputs, seen))
     _refuse_mixing(runs[0][0], runs[1][0][[3, 1]])
     outputs, seen = runs[-1]
     explicit = {name: reason for name, reason in seen.unknown.items() if name in names}
-    for name, differences in leading.items():
-        if any(differences):
-            explicit.setdefault(name, "its layer does not have the rows on the first axis")
-    for run_outputs, run in (runs[0], runs[-1]):  # an order that depends on the rows shows in one of these two
-        for name in _moved(run_outputs, run.uses):
-            explicit.setdefault(name, "its layer runs on the rows in another order")
-    for use in seen.uses:
+    packed = next((name for name, reason in explicit.items() if reason == PACKED), None)
+    if packed is not None:
+        raise ValueError(
+            f"Curvature of '{packed}' needs a tensor with rows. Its layer runs on a packed sequence. Run it on the "
+            "padded tensor and take each row's last step by its length, or use subset=LastLayer()."
+        )
+    layouts, without = _layouts([(run_outputs, run.uses) for run_outputs, run in runs])
+    for name, reason in without.items():
+        explicit.setdefault(name, reason)
+    uses = [use.arranged(layouts[use.names[0]], len(outputs)) for use in seen.uses]
+    for use in uses:
         if use.overwritten:
             explicit.update(dict.fromkeys(use.names, "the input of its layer is overwritten in place later"))
     if outputs.requires_grad:
@@ -311,8 +348,52 @@ def _look(
         for name, grad in zip(tracked, grads, strict=True):
             if grad is not None:
                 explicit.setdefault(name, "it acts through an operation that could not be seen")
-    last = next((use for use in seen.uses if is_output(use, outputs) and _in_order(use, outputs)), None)
-    return seen.uses, tuple(outputs.shape[1:]), last, explicit
+    last = next((use for use in uses if is_output(use, outputs) and _in_order(use, outputs)), None)
+    return uses, tuple(outputs.shape[1:]), last, explicit, layouts
+
+
+def _layouts(runs: Sequence[tuple[Tensor, Sequence[Use]]]) -> tuple[dict[str, str], dict[str, str]]:
+    """Where the rows lie in the layers of each tensor, and reasons for those of which that cannot be told.
+
+    A layout is right if the output of a layer at one row affects the network's output at no other. An order that
+    depends on the rows shows in one of two runs on other rows.
+    """
+    possible: dict[str, list[str]] = {}
+    for outputs, uses in runs:
+        for use in uses:
+            allowed = possible_layouts(use.output_shape, len(outputs))
+            allowed = allowed if isinstance(use, (LinearUse, EmbeddingUse, ScaleUse)) else allowed[:1]
+            for name in use.names:
+                possible[name] = [layout for layout in possible.get(name, allowed) if layout in allowed]
+    refuted: dict[str, set[str]] = {}
+    moved: set[str] = set()  # tensors that the outputs depend on
+    for outputs, uses in runs:
+        for row in range(len(outputs) if uses and outputs.requires_grad else 0):
+            seed = torch.zeros_like(outputs)
+            rising = torch.arange(1.0, seed[row].numel() + 1.0, device=seed.device)  # sums of softmax outputs are flat
+            seed[row] = rising.view_as(seed[row])
+            edges = [use.edge for use in uses]
+            grads = torch.autograd.grad(outputs, edges, seed, retain_graph=True, allow_unused=True)
+            for use, grad in zip(uses, grads, strict=True):
+                if grad is None or not bool((grad := grad.nan_to_num(0.0)).any()):
+                    continue
+                moved |= set(use.names)
+                for name in use.names:
+                    for layout in possible[name]:
+                        values = LAYOUTS[layout](grad, len(outputs))
+                        if bool(torch.cat([values[:row], values[row + 1 :]]).any()):
+                            refuted.setdefault(name, set()).add(layout)
+    chosen, without = {}, {}
+    for name, layouts in possible.items():
+        left = [layout for layout in layouts if layout not in refuted.get(name, ())]
+        if not layouts:
+            without[name] = "its layer does not have the rows on an axis of its own"
+        elif not left:
+            without[name] = "its layer runs on the rows in another order"
+        elif len(left) > 1 and name not in moved:
+            without[name] = "the rows of its layer cannot be told from its derivatives, which are zero"
+        chosen[name] = left[0] if left else "first"
+    return chosen, without
 
 
 def is_output(use: Use, outputs: Tensor) -> bool:
@@ -334,23 +415,6 @@ def _in_order(use: Use, outputs: Tensor) -> bool:
         if not torch.equal(use.by_label(moved), values.transpose(1, 2).flatten(0, 1)):
             return False
     return True
-
-
-def _moved(outputs: Tensor, uses: Sequence[Use]) -> set[str]:
-    """Names of the weights of layers whose output at one row affects the network's output at another."""
-    names: set[str] = set()
-    whole = [use for use in uses if use.output_shape[0] == len(outputs)]
-    if not whole or not outputs.requires_grad:
-        return names
-    for row in range(len(outputs)):
-        seed = torch.zeros_like(outputs)
-        rising = torch.arange(1.0, seed[row].numel() + 1.0, device=seed.device)  # sums of softmax outputs are flat
-        seed[row] = rising.view_as(seed[row])
-        grads = torch.autograd.grad(outputs, [use.edge for use in whole], seed, retain_graph=True, allow_unused=True)
-        for use, grad in zip(whole, grads, strict=True):
-            if grad is not None and bool(torch.cat([grad[:row], grad[row + 1 :]]).nan_to_num(0.0).any()):
-                names |= set(use.names)
-    return names
 
 
 def _refuse_mixing(first: Tensor, among_others: Tensor) -> None:

@@ -234,22 +234,13 @@ class Stacked(Jacobian):
 
     def part(self, block: Block) -> Jacobian:
         """The derivatives in the weights of one block, in its order."""
-        indices = {index for name in block.names for index in self._users.get(name, ())}
-        if len(indices) == 1 and self.blocks[(index := next(iter(indices)))] == block:
-            return self.parts[index]
+        indices = [index for index, other in enumerate(self.blocks) if other.overlaps(block)]
+        if len(indices) == 1 and self.blocks[indices[0]] == block:
+            return self.parts[indices[0]]
         if not indices:  # weights that the outputs do not depend on
             zero = self.parts[0].narrow(0, 0).rows().new_zeros(())
             return Explicit(zero.expand(self.num_rows, self.num_outputs, block.size))
-        return Selected(self.restricted([self.blocks[index] for index in sorted(indices)]), block.index)
-
-    @cached_property
-    def _users(self) -> dict[str, list[int]]:
-        """Indices of the parts that each named tensor is in."""
-        users: dict[str, list[int]] = {}
-        for index, block in enumerate(self.blocks):
-            for name in block.names:
-                users.setdefault(name, []).append(index)
-        return users
+        return Selected(self.restricted([self.blocks[index] for index in indices]), block.index)
 
     def restricted(self, blocks: list[Block]) -> "Stacked":
         """The parts of these blocks alone, with zeros elsewhere."""
@@ -259,16 +250,13 @@ class Stacked(Jacobian):
     @cached_property
     def pieces(self) -> tuple[tuple[Block | Tensor, Jacobian], ...]:
         """(indices, derivatives) of disjoint sets of weights; parts that share weights are merged."""
-        if all(len(users) == 1 for users in self._users.values()):
-            return tuple(zip(self.blocks, self.parts, strict=True))
-        groups: list[tuple[set[str], list[Block]]] = []
+        groups: list[list[Block]] = []
         for block in dict.fromkeys(self.blocks):
-            touching = [group for group in groups if not group[0].isdisjoint(block.names)]
+            touching = [group for group in groups if any(block.overlaps(other) for other in group)]
             groups = [group for group in groups if group not in touching]
-            names = set(block.names).union(*(group[0] for group in touching))
-            groups.append((names, [*(other for group in touching for other in group[1]), block]))
+            groups.append([*(other for group in touching for other in group), block])
         pieces: list[tuple[Block | Tensor, Jacobian]] = []
-        for _, blocks in groups:
+        for blocks in groups:
             if len(blocks) == 1 and self.blocks.count(blocks[0]) == 1:
                 pieces.append((blocks[0], self.parts[self.blocks.index(blocks[0])]))
             else:

@@ -1,5 +1,6 @@
 """Jacobians of linear layers, embeddings and norms in factors."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,6 +56,13 @@ class Matrix(Jacobian):
     features: Tensor | None
     gradients: Tensor
     bias: bool
+
+    @classmethod
+    def at_positions(cls, parts: Sequence["Matrix"]) -> "Matrix":
+        """Layers of the same weights, at the positions of all of them."""
+        features = [part.features for part in parts if part.features is not None]
+        gradients = torch.cat([part.gradients for part in parts], 2)
+        return cls(torch.cat(features, 1) if features else None, gradients, parts[0].bias)
 
     @property
     def outline(self) -> Outline:

@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -19,6 +20,35 @@ def stacked(columns: Sequence[Tensor] | Tensor) -> Tensor:
     return columns if isinstance(columns, Tensor) else torch.stack(tuple(columns), 1).transpose(0, 1)
 
 
+LAYOUTS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "first": lambda values, rows: values,
+    "second": lambda values, rows: values.transpose(0, 1),
+    "flat": lambda values, rows: values.unflatten(0, (rows, -1)),
+    "flat second": lambda values, rows: values.unflatten(0, (-1, rows)).transpose(0, 1),
+}
+"""Where the rows of a batch may lie in a tensor: (N, ...), (T, N, ...), (N T, ...) or (T N, ...). Each function takes
+the tensor and N, and puts the rows first."""
+
+PACKED = "it runs on a packed sequence"
+
+
+def possible_layouts(shape: torch.Size, rows: int) -> list[str]:
+    """Layouts that a tensor of this shape may have for this many rows."""
+    first = ["first"] if shape[0] == rows else []
+    second = ["second"] if len(shape) > 2 and shape[1] == rows else []
+    flat = ["flat", "flat second"] if shape[0] > rows and shape[0] % rows == 0 else []
+    return first + second + flat
+
+
+class Region(NamedTuple):
+    """Rows of a tracked tensor from `low` on, all of them where it is `whole`, or the transpose of these."""
+
+    name: str
+    low: int = 0
+    transposed: bool = False
+    whole: bool = True
+
+
 @dataclass(frozen=True, eq=False)
 class Use(ABC):
     """An operation that is linear in a tracked weight and its bias, with the graph edge of its output."""
@@ -29,6 +59,31 @@ class Use(ABC):
     output_shape: torch.Size
     source: Tensor  # input of the operation
     version: int  # of the source, which must not be written into later
+    first_row: int = field(default=0, kw_only=True)  # of the weight as it is stored, where a part of its rows is used
+    first_bias: int = field(default=0, kw_only=True)
+    transposed: bool = field(default=False, kw_only=True)  # whether the weight is stored as (columns, rows)
+    direct: bool = field(default=True, kw_only=True)  # whether the module itself called a linear map or convolution
+    layout: str = field(default="first", kw_only=True)  # of LAYOUTS
+    rows: int = field(default=0, kw_only=True)  # of the batch, for layouts that need it
+
+    def arranged(self, layout: str, rows: int) -> Self:
+        """The use on a batch of this many rows, whose tensors have them as the layout says."""
+        return self if layout == "first" else replace(self, layout=layout, rows=rows)
+
+    def rows_first(self, values: Tensor) -> Tensor:
+        """Values shaped as output or source, with the rows of the batch on the first axis."""
+        return LAYOUTS[self.layout](values, self.rows)
+
+    @property
+    def row_shape(self) -> torch.Size:
+        """Shape of the output with the rows of the batch on the first axis."""
+        return self.rows_first(torch.empty(self.output_shape, device="meta")).shape
+
+    def collected(self, columns: Sequence[Tensor] | Tensor) -> Tensor:
+        """Gradients (K, N, ...) of K columns, with the rows of the batch on their first axis."""
+        if self.layout == "first":
+            return stacked(columns)
+        return stacked([self.rows_first(column) for column in columns])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -51,7 +106,7 @@ class Use(ABC):
 
     def by_label(self, outputs: Tensor) -> Tensor:
         """Values shaped as the output, as (N positions, channels)."""
-        return outputs.reshape(-1, outputs.shape[-1])
+        return self.rows_first(outputs).reshape(-1, outputs.shape[-1])
 
     def label_features(self, differentiable: bool) -> Tensor | None:
         """Features (N positions, columns), None where only the bias is tracked."""
@@ -59,10 +114,10 @@ class Use(ABC):
         return None if features is None else features.reshape(-1, features.shape[-1])
 
     def features(self, differentiable: bool) -> Tensor | None:
-        """The source, None where only the bias is tracked."""
+        """The source with the rows first, None where only the bias is tracked."""
         if self.weight is None:
             return None
-        return self.source if differentiable else self.source.detach()
+        return self.rows_first(self.source if differentiable else self.source.detach())
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +132,9 @@ class LinearUse(Use):
 
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Thin | Matrix:
         features = self.features(differentiable)
-        if len(self.output_shape) == 2:
+        if self.layout == "first" and len(self.output_shape) == 2:
             return Thin(features, tuple(columns), self.bias is not None)
-        gradients = stacked(columns)
+        gradients = self.collected(columns)
         count, num = gradients.shape[:2]
         if features is not None:
             features = features.reshape(num, -1, 1, self.columns)
@@ -122,9 +177,9 @@ class EmbeddingUse(Use):
         return self.entries, self.output_shape[-1]
 
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Lookup:
-        gradients = stacked(columns)
+        gradients = self.collected(columns)
         count, num = gradients.shape[:2]
-        index = self.source.reshape(num, -1)
+        index = self.rows_first(self.source).reshape(num, -1)
         flat = gradients.reshape(count, num, index.shape[1], -1)
         if self.padding is not None:
             flat = flat * (index != self.padding).to(flat.dtype).unsqueeze(-1)
@@ -148,11 +203,11 @@ class ScaleUse(Use):
 
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Explicit:
         """Dense, since there are few weights: sums over the positions at which each entry acts."""
-        gradients = stacked(columns)
+        gradients = self.collected(columns)
         parts = []
         if self.weight is not None:
             with torch.set_grad_enabled(differentiable):
-                parts.append(self._summed(gradients * self.normalise(self.source)))
+                parts.append(self._summed(gradients * self.rows_first(self.normalise(self.source))))
         if self.bias is not None:
             parts.append(self._summed(gradients))
         return Explicit(torch.stack(parts, -1).flatten(2).transpose(0, 1))
@@ -163,3 +218,19 @@ class ScaleUse(Use):
         if self.trailing is None:
             return values.reshape(count, num, self._entries, -1).sum(-1)
         return values.reshape(count, num, -1, self._entries).sum(-2)
+
+
+@dataclass(frozen=True, eq=False)
+class BroadcastUse(Use):
+    """z = y + w, or copies of w, where w has the same entries for all rows."""
+
+    size: torch.Size  # shape of w
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.size.numel(), 1
+
+    def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Explicit:
+        gradients = stacked(columns)  # (K, N, *output)
+        padded = (1,) * (gradients.dim() - 1 - len(self.size)) + tuple(self.size)
+        return Explicit(gradients.sum_to_size(*gradients.shape[:2], *padded[1:]).flatten(2).transpose(0, 1))

@@ -95,7 +95,8 @@ class Block:
     """A matrix of weights (rows, columns) inside a flat vector of R weights, with any bias as a further column.
 
     `weight` and `bias` are the offsets of the two tensors in the vector, None for an absent tensor. The entries of the
-    block are row-major, the bias entry of a row after its weights.
+    block are row-major, the bias entry of a row after its weights; with `transposed` the weights lie in the vector as
+    (columns, rows).
 
     >>> block = Block(("weight", "bias"), rows=2, columns=2, weight=1, bias=5)
     >>> block.gather(torch.arange(7.0))
@@ -107,6 +108,7 @@ class Block:
     columns: int
     weight: int | None
     bias: int | None = None
+    transposed: bool = False
 
     @property
     def width(self) -> int:
@@ -149,15 +151,22 @@ class Block:
     @property
     def index(self) -> Tensor:
         """Positions (size,) of the block's entries in the vector, on the CPU."""
-        each = [
-            torch.arange(offset, offset + self.rows * width, device="cpu").view(self.rows, width)
-            for offset, width in self._parts()
-        ]
-        return torch.cat(each, -1).flatten()
+        size = max(offset + self.rows * width for offset, width in self._parts())
+        return torch.cat(self.views(torch.arange(size, device="cpu")), -1).flatten()
+
+    def overlaps(self, other: "Block") -> bool:
+        """Whether the two blocks share an entry of the vector."""
+        if set(self.names).isdisjoint(other.names):
+            return False
+        spans = [[(low, low + block.rows * width) for low, width in block._parts()] for block in (self, other)]
+        return any(low < end and first < high for low, high in spans[0] for first, end in spans[1])
 
     def _parts(self) -> list[tuple[int, int]]:
         parts = [] if self.weight is None else [(self.weight, self.columns)]
         return parts if self.bias is None else [*parts, (self.bias, 1)]
 
     def _view(self, vector: Tensor, offset: int, width: int) -> Tensor:
-        return vector.narrow(-1, offset, self.rows * width).view(*vector.shape[:-1], self.rows, width)
+        part = vector.narrow(-1, offset, self.rows * width)
+        if self.transposed:
+            return part.view(*vector.shape[:-1], width, self.rows).mT
+        return part.view(*vector.shape[:-1], self.rows, width)

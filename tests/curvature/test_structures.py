@@ -147,13 +147,12 @@ def test_diagonal_and_blocks_are_parts_of_the_matrix(name: str) -> None:
     close(as_matrix(found), wanted + 0.5 * torch.eye(len(wanted), dtype=FLOAT64))
 
 
-def test_a_bias_is_in_the_block_of_its_weight_and_tied_tensors_have_their_own() -> None:
+def test_a_bias_is_in_the_block_of_its_weight() -> None:
     places = {p.block.names: p.kind for p in survey(problem("positions").joint, inputs("positions")).places}
     assert places == {
         ("first.weight", "first.bias"): "matrix",
         ("head.weight", "head.bias"): "matrix",
-        ("twice.weight",): "plain",
-        ("twice.bias",): "plain",
+        ("twice.weight", "twice.bias"): "matrix",
         ("scale",): "plain",
     }
     found = survey(problem("images").joint, inputs("images")).places

@@ -249,16 +249,28 @@ class Recurrent(nn.Module):
         return self.out(self.cells(x)[0][:, -1])
 
 
+class Bilinear(nn.Module):
+    """A layer without Kronecker factors, with a linear layer at its end."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.pairs, self.out = nn.Bilinear(24, 24, units), nn.Linear(units, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.pairs(x.flatten(1), x.flatten(1)))
+
+
 @pytest.mark.parametrize(
     ("network", "settings", "subset"),
     [
-        (Recurrent(32), {}, LastLayer()),
-        (Recurrent(8), {}, AllWeights()),  # the whole matrix is kept
-        (Recurrent(32), {"structure": po.curvature.Kronecker()}, AllWeights()),
-        (Recurrent(32), {"subset": AllWeights()}, AllWeights()),
+        (Bilinear(8), {}, LastLayer()),
+        (Bilinear(2), {}, AllWeights()),  # the whole matrix is kept
+        (Bilinear(8), {"structure": po.curvature.Kronecker()}, AllWeights()),
+        (Bilinear(8), {"subset": AllWeights()}, AllWeights()),
+        (Recurrent(32), {}, AllWeights()),
         (nn.Sequential(nn.Flatten(), nn.Linear(24, 120), nn.Tanh(), nn.Linear(120, 3)), {}, AllWeights()),
     ],
-    ids=["factors unknown", "few weights", "structure given", "subset given", "factors known"],
+    ids=["factors unknown", "few weights", "structure given", "subset given", "recurrent", "factors known"],
 )
 def test_weights_of_unknown_curvature_stay_points_by_default(network, settings, subset):
     joint = po.Joint(network, po.likelihoods.Categorical(), po.priors.Normal(scale=1.0), 12)

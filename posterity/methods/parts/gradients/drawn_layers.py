@@ -163,7 +163,7 @@ class DrawnLayers(Estimator):
     def _replaceable(self, joint: Joint, batch: Batch) -> frozenset[str]:
         """Names of the tensors in layers that may be replaced; logs the others once for each network."""
         name, seen = type(self).__name__, survey(joint, batch.member(0).inputs)
-        matrices = [layer for layer in seen.places if layer.kind == "matrix"]
+        matrices = [layer for layer in seen.places if layer.kind == "matrix" and layer.direct]
         names = frozenset(n for layer in matrices if self._positions or layer.positions == 1 for n in layer.block.names)
         logged = _LOGGED.setdefault(joint.network, set())
         if name not in logged:
@@ -179,7 +179,7 @@ def _reason(name: str, seen: Survey) -> str:
         return seen.explicit[name]
     if seen.times.get(name, 0) > 1:
         return "it is used more than once"
-    if any(name in layer.block.names and layer.kind == "matrix" for layer in seen.places):
+    if any(name in layer.block.names and layer.kind == "matrix" and layer.direct for layer in seen.places):
         return "it acts at several positions of a row"
     return "its layer is neither linear nor a convolution"
 
