@@ -43,6 +43,7 @@ from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, Feed, NoData
 from posterity.numerics.random import Key
 from posterity.posteriors import Linearized, Posterior
+from posterity.posteriors.posterior import default_integrator
 from posterity.priors import Correlated
 
 logger = logging.getLogger("posterity")
@@ -57,6 +58,7 @@ _HINTS = {
 }
 
 FORMED = 6  # matrices of a dense fit: sums, summands, the precision, its factor, and copies between them
+PER_OUTPUT = 6  # numbers for each output of a prediction: moments, logits, probabilities, and copies of them
 TUNED = 12  # vectors of all weights in one evaluation of the evidence with its gradient
 WHOLE = 3000  # weights up to which the default structure is the whole matrix
 AUTO: Final = "auto"
@@ -235,7 +237,11 @@ class Laplace(Method):
         chosen = torch.arange(min(number, joint.num_random))  # as many indices as single weights will be chosen
         structure, known = self.structure_for(joint.narrowed(chosen)), survey(joint, inputs)
         outputs = max(1, prod(known.event))
-        predictions = derivative_bytes(joint, known, PREDICTED_ROWS, outputs) + 8 * PREDICTED_ROWS * outputs**2
+        closed = known.only_output and self.curvature.in_closed_form(joint.likelihood, known)
+        predictions = derivative_bytes(joint, known, PREDICTED_ROWS, 0 if known.only_output else outputs)
+        example = torch.empty(1, *known.event, dtype=joint.dtype)
+        marginal = default_integrator(joint.likelihood, example).marginal(joint.likelihood, example)
+        predictions += 8 * PREDICTED_ROWS * outputs * (PER_OUTPUT if marginal else outputs)
         if isinstance(structure, Full):  # rows of a Jacobian
             row = outputs * known.size
             predictions += 3 * 8 * min(PREDICTED_ROWS * row, max(row, chunk_size(joint.device)))
@@ -243,14 +249,14 @@ class Laplace(Method):
         if number:  # after a pass for the variances of all
             choosing = Diagonal().bytes(known, joint.num_data, outputs)
             known = replace(known, select=chosen)
-        columns = self.curvature.num_columns(outputs)
+        columns = outputs if closed else self.curvature.num_columns(outputs)
         kept = structure.bytes(known, joint.num_data, columns)
         if not self.curvature.factored:
             kept = max(kept, FORMED * 8 * known.size**2)
         rows = min(joint.num_data, joint.num_data if self.batch_size is None else self.batch_size)
         parts = {
             **weights,
-            "derivatives of some rows": derivative_bytes(joint, known, rows, columns),
+            "derivatives of some rows": derivative_bytes(joint, known, rows, 0 if closed else columns),
             "curvature and precision": (joint.num_members or 1) * max(kept, choosing),
             **({} if self.tuning is None else {"tuning": TUNED * 8 * known.size}),
         }
