@@ -24,7 +24,6 @@ from posterity.model.network import Buffers
 from posterity.model.problem import Problem
 from posterity.model.weights import entry_weights, output_weights, row_weights, weighted_log_prob
 from posterity.numerics.autodiff import dense_hessian
-from posterity.numerics.layout import Block
 from posterity.numerics.random import Key
 
 logger = logging.getLogger("posterity")
@@ -60,6 +59,13 @@ class Curvature(ABC):
     def probabilities(self, likelihood: Likelihood, outputs: Tensor) -> Tensor | None:
         """p, shaped as outputs (n, C, *positions), where S S^T is diag(p) - p p^T at each position; else None."""
         return None
+
+    def in_closed_form(self, likelihood: Likelihood, known: Survey) -> bool:
+        """Whether an output layer is taken in closed form: it has many outputs, or several positions."""
+        wide = len(known.event) > 1 or prod(known.event) > WIDE
+        if known.output is None or known.select is not None or not wide:
+            return False
+        return self.probabilities(likelihood, torch.zeros(1, *known.event)) is not None
 
     def matrix(
         self, joint: Problem, theta: Tensor, batch: Batch | None, buffers: Buffers | None, seed: int = 0
@@ -154,7 +160,7 @@ class Rows:
         self._outputs, self._head_slope = [], None
         known = survey(joint, batch.inputs)
         outputs, point = max(1, prod(known.event)), (self.theta, batch.inputs, self.buffers)
-        closed = self._closed(known.output if known.only_output or not between_layers else None, known)
+        closed = self.curvature.in_closed_form(self.likelihood, known) and (known.only_output or not between_layers)
         if self.curvature.draws(outputs) and not (closed and known.only_output):
             layers = "all layers but the output layer" if closed else "all layers"
             _say_drawn(outputs, self.curvature.num_columns(outputs), layers)
@@ -198,14 +204,6 @@ class Rows:
             with torch.no_grad():
                 self._outputs = [joint.outputs(self.theta, batch.inputs, self.buffers)]
         return torch.cat(self._outputs)
-
-    def _closed(self, output: Block | None, known: Survey) -> bool:
-        """Whether an output layer is taken in closed form: it has many outputs, or several positions."""
-        wide = len(known.event) > 1 or prod(known.event) > WIDE
-        if output is None or known.select is not None or not wide:
-            return False
-        example = self.theta.new_zeros(1, *known.event)
-        return self.curvature.probabilities(self.likelihood, example) is not None
 
     def _probabilities(self, outputs: Tensor, low: int) -> tuple[Tensor, Tensor | None]:
         """Probabilities and weights of the rows from `low` on, for `derivatives`."""

@@ -164,6 +164,21 @@ def row_bytes(joint: Joint, known: Survey, units: bool) -> int:
     return joint.dtype.itemsize * max(1, entries)
 
 
+def derivative_bytes(joint: Joint, known: Survey, rows: int, columns: int) -> int:
+    """Bytes of the derivatives of one chunk of rows: see `derivatives`.
+
+    Without columns it is that of an output layer alone, whose probabilities and products of them are in float64.
+    """
+    budget = CACHE if joint.device.type == "cpu" else DEVICE
+    entry = joint.dtype.itemsize * max(1, known.row_entries)
+    chunk = min(rows, max(LEAST_ROWS, budget // (entry * (2 + columns))))
+    features = joint.dtype.itemsize * known.row_features
+    if not columns:
+        return chunk * (2 * entry + 4 * 8 * max(1, prod(known.event)) + 3 * features)
+    together = min(columns, max(1, budget // (entry * chunk) - 2))
+    return chunk * (entry * (2 + 2 * together) + features)
+
+
 def _explicit_jacobian(joint: Joint, theta: Tensor, inputs: Inputs, buffers: Buffers | None, known: Survey) -> Tensor:
     """The whole Jacobian (n, D, size) in the weights without a rule; the reasons are logged once for each survey."""
     if known not in _SAID:

@@ -24,6 +24,7 @@ from posterity.precisions.precision import Precision
 
 logger = logging.getLogger("posterity")
 
+WIDEST = 4096  # classes of an output layer up to which its outer factor is a whole matrix
 SMALL = 512  # weights of a layer without Kronecker factors up to which its block is kept whole
 
 
@@ -51,7 +52,8 @@ class Kronecker(Factored):
 
     **Limit**: exact for one row, and when G does not depend on the row (linear networks with Gaussian noise). Norm
     layers, weights that are used several times, and unknown ones have whole blocks up to 512 weights. Beyond that, uses
-    by linear maps (steps of a recurrent layer) count as positions, and the others keep their exact diagonal.
+    by linear maps (steps of a recurrent layer) count as positions, and the others keep their exact diagonal. Of an
+    output layer with more than 4,096 classes, G is kept as its diagonal: its rows are independent then.
 
     **Cost**: K backward passes, products a a^T and g g^T; eigenvalues once, O^3 + I^3 per layer.
 
@@ -92,7 +94,14 @@ def _factor_entries(place: Place) -> int:
     rows, width = place.block.rows // place.groups, place.block.width
     if _whole(place):
         return place.block.size**2 if place.block.size <= SMALL else place.block.size
+    if is_wide(place):
+        return rows + width**2
     return place.groups * (rows**2 + width**2) if place.kind == "matrix" else place.block.rows + width**2
+
+
+def is_wide(place: Place) -> bool:
+    """Whether this is an output layer whose outer factor would be too large a matrix."""
+    return place.output and place.groups == 1 and place.block.rows > WIDEST
 
 
 def add_factors(sums: Sums, rows: Rows) -> Sums:
@@ -117,6 +126,11 @@ def _add(recent: Sums, name: str, place: Place, part: Jacobian, weights: Tensor 
     if _whole(place) and place.block.size <= SMALL:
         dense = part.rows().flatten(0, 1)
         added(recent, **{name + "matrix": dense.T @ dense})
+    elif is_wide(place) and isinstance(part, (OutputLayer, Thin, Matrix)):
+        _say_wide(place.block.names, place.block.rows)
+        added(recent, **{name + "counts": part.outer_squares()})
+        if fresh:
+            added(recent, **{inner: part.inner_gram() if isinstance(part, OutputLayer) else part.inner_gram(weights)})
     elif isinstance(part, Thin):
         recent[outer] = part.outer_gram(recent.get(outer))
         if fresh:
@@ -133,6 +147,15 @@ def _add(recent: Sums, name: str, place: Place, part: Jacobian, weights: Tensor 
 
 
 @cache
+def _say_wide(names: tuple[str, ...], classes: int) -> None:
+    """Log once that an outer factor is kept as its diagonal."""
+    logger.warning(
+        f"{', '.join(names)}: the Kronecker factor of {classes:,} classes is kept as its diagonal, so that the rows of "
+        f"the layer are independent: a matrix would take {8 * classes**2 / 1e9:.3g} GB, and its decomposition long"
+    )
+
+
+@cache
 def say_diagonal(names: tuple[str, ...], size: int) -> None:
     """Warn once that a layer without a Kronecker rule keeps its diagonal only."""
     logger.warning(
@@ -145,7 +168,7 @@ def whole_factors(sums: Sums) -> Sums:
     sums = settled(sums)
     layers = [name.removesuffix(".inner") for name in sums if name.endswith(".inner")]
     names = [f"{layer}.{factor}" for layer in layers for factor in ("outer", "inner")]
-    return {**sums, **{name: symmetric(sums[name]) for name in names}}
+    return {**sums, **{name: symmetric(sums[name]) for name in names if name in sums}}
 
 
 def block_precision(
@@ -153,6 +176,9 @@ def block_precision(
 ) -> Precision:
     """The precision of one layer, in the order of its block."""
     count = sums["count"]
+    if f"{index}.counts" in sums and f"{index}.inner" in sums:  # an output layer of many classes
+        counts, inner = sums[f"{index}.counts"] / count, sums[f"{index}.inner"][0] / count
+        return KroneckerPrecision.table(counts, inner, prior, scale * count, factored_damping)
     if f"{index}.inner" in sums:
         outer, inner = sums[f"{index}.outer"] / count, sums[f"{index}.inner"] / count
         return KroneckerPrecision.of(outer, inner, prior, scale * count, factored_damping)
@@ -198,7 +224,9 @@ class CorrectedKronecker(Factored):
                     continue
                 part, inner = piece.jacobian.part(place.block), sums[f"{index}.inner_basis"]
                 if isinstance(part, OutputLayer):
-                    squares = part.rotated_squares(sums[f"{index}.outer_basis"], inner)
+                    squares = part.rotated_squares(sums.get(f"{index}.outer_basis"), inner)
+                elif f"{index}.outer_basis" not in sums and isinstance(part, (Matrix, Thin)):
+                    squares = part.rotated(None, inner).squares()
                 elif isinstance(part, (Matrix, Thin, Convolution)):
                     squares = part.rotated(sums[f"{index}.outer_basis"], inner).squares()
                 else:
@@ -216,7 +244,8 @@ class CorrectedKronecker(Factored):
             part = block_precision(sums, index, 1.0, place.block.gather(prior))
             if isinstance(part, KroneckerPrecision):
                 # Contiguous, so that products after a resumed run give the same bits.
-                sums[f"{index}.outer_basis"] = part.outer.basis.contiguous()
+                if part.outer.vectors is not None:
+                    sums[f"{index}.outer_basis"] = part.outer.basis.contiguous()
                 sums[f"{index}.inner_basis"] = part.inner.basis.contiguous()
         return sums
 
@@ -226,7 +255,7 @@ class CorrectedKronecker(Factored):
             part = block_precision(sums, index, scale, place.block.gather(prior))
             if isinstance(part, KroneckerPrecision):
                 values = sums[f"{index}.values"].view(part.shape)
-                if place.kind == "table":  # rows of a table are scaled, not rotated
+                if part.outer.vectors is None:  # rows of a table, or of many classes, are scaled and not rotated
                     values = values / part.outer.pattern.unsqueeze(-1)
                 part = part.corrected(values / sums["count"])
             parts.append(part)

@@ -108,7 +108,9 @@ class Full(Structure):
             jacobian = piece.jacobian
             outputs = max(1, prod(piece.outputs.shape[1:]))
             # Not by the columns of this piece, whose number varies: all pieces must use one form.
-            if rows.joint.num_data * rows.curvature.num_columns(outputs) < jacobian.size:
+            closed = isinstance(jacobian, Stacked) and jacobian.parts[0].closed  # with a column for each output
+            count = outputs if closed else rows.curvature.num_columns(outputs)
+            if rows.joint.num_data * count < jacobian.size:
                 columns.append(jacobian.rows().flatten(0, 1).to(torch.float64))
                 continue
             sums["matrix"] = jacobian.gram(sums.get("matrix"))

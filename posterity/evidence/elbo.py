@@ -15,6 +15,7 @@ from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.problem import Problem, data_of
+from posterity.model.scales import random_log_prior
 from posterity.model.tempering import Tempering
 from posterity.numerics.random import Key
 from posterity.posteriors.gaussian import Gaussian, Linearized
@@ -143,8 +144,8 @@ def elbo(posterior: Posterior, data: object, *, draws: int = 100, seed: int = 0)
 
     **Limit**: unbiased, with its standard error, over the whole data, untempered and tempered. A `Linearized`
     posterior is taken as the Gaussian over the weights of the network itself, so that the bound holds for the network.
-    Weights that are points enter with their log prior density, as in the log evidence of `Laplace` and `Conjugate`. For
-    a `Density`, which has no separate likelihood, the data fit is E log density and the KL minus the entropy.
+    Weights that are points are given, and their prior has no part in it. For a `Density`, which has no separate
+    likelihood, the data fit is E log density and the KL minus the entropy.
 
     **Cost**: `draws` forward passes over the data, or one with derivatives for linear models.
 
@@ -197,10 +198,7 @@ def assembled(gaussian: Gaussian, fit: float | None, kl: float | None, columns: 
 
 
 def exact_kl(gaussian: Gaussian) -> float | None:
-    """KL(q || prior) in closed form or by one-dimensional quadratures, else None.
-
-    Points contribute minus their log prior density.
-    """
+    """KL(q || prior) over the random weights, in closed form or by one-dimensional quadratures, else None."""
     joint, entropy = gaussian.joint, float(gaussian.entropy)
     if not isinstance(joint, Joint):
         return -entropy
@@ -212,7 +210,9 @@ def exact_kl(gaussian: Gaussian) -> float | None:
     if index is not None:
         if not isinstance(prior, (Normal, Correlated)):  # others would need a quadrature at zero scale
             return None
-        return float(prior.cross_entropy(mean, torch.zeros_like(mean).index_copy(0, index, scale))) - entropy
+        points = joint.log_prior(mean) - random_log_prior(joint, mean)
+        spread = torch.zeros_like(mean).index_copy(0, index, scale)
+        return float(prior.cross_entropy(mean, spread) + points) - entropy
     try:
         factors = float(prior.kl(mean, scale))
     except TypeError:  # no cross-entropy: say, the weights of a tensor share a random scale
@@ -243,7 +243,7 @@ def _at_draws(gaussian: Gaussian, data: Data, draws: int, seed: int, fit: bool) 
     """Return log p(D | w_s) (zeros without `fit`) and log q(w_s) - log p(w_s), (S,) each."""
     joint, fits, ratios = gaussian.joint, [], []
     for thetas in in_blocks(gaussian.sample, draws, joint.size, Key(seed).fold("elbo")):
-        prior = joint.log_prior(thetas.to(torch.float64))
+        prior = random_log_prior(joint, thetas.to(torch.float64))
         ratios.append(gaussian.log_density(thetas) - prior)
         fits.append(log_likelihoods(joint, thetas, data, gaussian.buffers) if fit else torch.zeros_like(prior))
     return [torch.cat(fits), torch.cat(ratios)]

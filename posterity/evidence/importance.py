@@ -13,6 +13,7 @@ from posterity.errors import positive, positive_whole, shown
 from posterity.evidence.elbo import in_blocks, log_likelihoods, whole
 from posterity.model.joint import Joint
 from posterity.model.problem import Problem
+from posterity.model.scales import random_log_prior
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
 from posterity.posteriors.samples import Samples
@@ -258,7 +259,7 @@ def prior_monte_carlo(joint: Joint, data: object, *, draws: int = 10_000, seed: 
 
 def _tempered(joint: Problem, thetas: Tensor, log_likelihood: Tensor) -> Tensor:
     """The tempered log joint density, (S,) in float64."""
-    tempering, log_prior = joint.tempering, joint.log_prior(thetas.to(torch.float64))
+    tempering, log_prior = joint.tempering, random_log_prior(joint, thetas.to(torch.float64))
     return float(tempering.likelihood_power) * log_likelihood + float(tempering.prior_power) * log_prior
 
 

@@ -15,6 +15,7 @@ from posterity.likelihoods.likelihood import Likelihood, event_sum
 from posterity.likelihoods.scaled import Scaled
 from posterity.model.data import Batch
 from posterity.model.joint import Joint
+from posterity.model.scales import random_log_prior
 from posterity.model.weights import entry_weights
 from posterity.numerics.layout import Layout, Slice
 from posterity.options import LEFT_OUT
@@ -228,6 +229,7 @@ class Marginal:
         noise = None if residuals is None else _noise(joint.likelihood, joint.fitted(theta).likelihood, residuals)
         learnt_noise = noise is not None and joint.likelihood.num_free > 0
         free = weights.new_zeros(()) if learnt_noise else joint.likelihood.free_log_prior(raw)
+        log_prior = random_log_prior(joint.fitted(theta), weights)
         earlier = prior.matrix if isinstance(prior, Correlated) else None
         present = prior.precision(weights) if earlier is None else earlier.base  # (P,)
         random = present if index is None else present[index]  # (R,)
@@ -237,12 +239,11 @@ class Marginal:
             mean = prior.mean.to(weights) if isinstance(prior.mean, Tensor) else prior.mean
             away = (weights - mean).reshape(-1).square()
             squares = pattern * (away if index is None else away[index])
-            # The log prior less the terms of the hyper-parameters: it includes the log prior of the points.
-            constant = prior.log_prob(weights) - 0.5 * (alpha[group].log() - alpha[group] * squares).sum()
+            constant = log_prior - 0.5 * (alpha[group].log() - alpha[group] * squares).sum()
         else:
             names, group = (), torch.zeros_like(random, dtype=torch.long)
             alpha, pattern, squares = present.new_zeros(0), random, torch.zeros_like(random)
-            constant = prior.log_prob(weights)
+            constant = log_prior
         return cls(
             precision,
             log_likelihood.detach().to(torch.float64),

@@ -23,11 +23,12 @@ from posterity.inference.checkpoint import Checkpoint, Checkpointer, last_good, 
 from posterity.inference.identity import identity
 from posterity.inference.kept import Kept, refuse_too_many
 from posterity.inference.memory import refuse_too_large
-from posterity.inference.method import Method, check_arguments
+from posterity.inference.method import Method, check_arguments, with_passes
 from posterity.inference.run import Run, Trace, check_loss
 from posterity.inference.validator import Validator
 from posterity.model import Joint, Problem
 from posterity.model.data import Data, Feed, StreamData, TensorData
+from posterity.model.passes import Precision
 from posterity.model.problem import data_of
 from posterity.model.scales import chosen_scales, leaves_out, with_scales_of
 from posterity.numerics.random import Key
@@ -194,6 +195,8 @@ def infer(
     callbacks: Sequence[Callback | Callable[[Run], object]] = (),
     progress: bool | None = None,
     accelerate: Acceleration = "auto",
+    precision: Precision | None = None,
+    micro_batch: int | None = None,
 ) -> tuple[Posterior, Trace]:
     """Run `method` on the problem `joint` with `data`; returns the posterior and the trace of the run.
 
@@ -207,6 +210,9 @@ def infer(
     - `callbacks`: see `posterity.inference.callbacks`, `EarlyStopping` among them. A function of the run is called
       after every step.
     - `accelerate`: "auto" records the step as a CUDA graph where device and method allow; "off" never does.
+    - `precision`: "bf16" runs the network of a step under torch.autocast; weights, states and the posterior, which
+      predicts in float32, stay float32. For methods that follow gradients of batches.
+    - `micro_batch`: most rows in a pass: a larger batch goes in pieces, whose gradients add up to its own.
     - `progress`: whether to show a bar on standard error; None: if that is a terminal.
 
     >>> import torch, posterity as po
@@ -235,6 +241,7 @@ def infer(
         refuse_too_large(method, joint, rows, members=len(theta) if method.traits.takes_members else 1)
     theta = theta.contiguous()
     joint = method.prepared(joint, rows)
+    stepped = with_passes(method, joint, rows, precision, micro_batch)
     feed = method.batches(rows, key.fold("batches"))
     state = method.init(joint, theta, key.fold("init"))
     validator = None if validation is None else Validator(joint, validation)
@@ -250,11 +257,14 @@ def infer(
         if isinstance(rows, StreamData):
             rows.refuse_unrepeatable()
         held_out = "none" if validator is None else validator.fingerprint()
-        depends = identity(start=theta, method=method, seed=key.seed, data=rows, validation=held_out, model=joint)
+        passes = {name: value for name, value in (("precision", precision), ("micro_batch", micro_batch)) if value}
+        depends = identity(
+            start=theta, method=method, seed=key.seed, data=rows, validation=held_out, model=joint, **passes
+        )
         keeper = Checkpointer(checkpoint, hooks, depends)
         keeper.resume(run)
     with last_good(keeper, run):
-        _loop(run, rows, feed, key.fold("steps"), hooks, keeper, Stepper(method, joint, accelerate))
+        _loop(run, rows, feed, key.fold("steps"), hooks, keeper, Stepper(method, stepped, accelerate), micro_batch)
         posterior = run.posterior()
     for doubt in method.doubts(joint, run.trace):
         logger.warning(doubt)
@@ -285,7 +295,14 @@ def with_scales(
 
 
 def _loop(
-    run: Run, data: Data, feed: Feed, key: Key, hooks: Sequence[Callback], keeper: Checkpointer | None, step: Stepper
+    run: Run,
+    data: Data,
+    feed: Feed,
+    key: Key,
+    hooks: Sequence[Callback],
+    keeper: Checkpointer | None,
+    step: Stepper,
+    micro_batch: int | None,
 ) -> None:
     method, joint, traits = run.method, run.joint, run.method.traits
     interval = 1 if joint.device.type == "cpu" else CHECK_EVERY
@@ -304,7 +321,8 @@ def _loop(
                 if run.step % interval == 0 or run.step == run.steps or run.stopped:
                     check_loss(joint, run.trace, run.state, interval, traits.row)
                 if run.step == run.steps or run.stopped:
-                    run.trace.record(run.step, method.closing(joint, run.state, data))
+                    closing = with_passes(method, joint, data, None, micro_batch)
+                    run.trace.record(run.step, method.closing(closing, run.state, data))
                 if run.step in traits.kept_steps:
                     run.kept.append(method.keep(run.state))
                 for hook in hooks:

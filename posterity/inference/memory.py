@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from posterity.inference.method import PREDICTED_ROWS, Method, check_arguments
+from posterity.inference.method import PREDICTED_ROWS, Method, check_arguments, with_passes
 from posterity.model.batch import Inputs, map_inputs, num_rows
 from posterity.model.data import Data, NoData
+from posterity.model.passes import Precision
 from posterity.model.problem import Problem, data_of
 from posterity.optim.optimizer import Optimizer
 
@@ -77,7 +78,7 @@ def activation_bytes(joint: Problem, data: Data, rows: int | None) -> int:
     if joint.network is None:
         return 0
     given, network = data.first().member(0).inputs, joint.network.member(0)
-    count = min(data.num_data, data.num_data if rows is None else rows)
+    count = min(data.num_data, data.num_data if rows is None else rows, network.passes.micro_batch or data.num_data)
 
     def first_rows(number: int) -> Inputs:
         indices = [index % num_rows(given) for index in range(number)]  # rows repeat where there are fewer
@@ -151,11 +152,13 @@ class Plan:
         return "\n".join([*lines, *(line(name, needed, judged=True) for name, needed in self.alternatives.items())])
 
 
-def plan(method: Method, joint: Problem, data: object) -> Plan:
+def plan(
+    method: Method, joint: Problem, data: object, *, precision: Precision | None = None, micro_batch: int | None = None
+) -> Plan:
     """Estimate the memory of `infer(method, joint, data)` within a factor of about two, without running it.
 
-    The network is run on a few rows to see how it uses its weights. The memory of torch and Python themselves, some
-    hundred MB, is not counted.
+    `precision` and `micro_batch` are those of `infer`. The network is run on a few rows to see how it uses its weights.
+    The memory of torch and Python themselves, some hundred MB, is not counted.
 
     >>> from posterity.likelihoods import Categorical
     >>> from posterity.methods import Laplace
@@ -172,6 +175,7 @@ def plan(method: Method, joint: Problem, data: object) -> Plan:
     rows = data_of(joint, data)
     joint.check_rows(rows)
     method = method.settled(joint, rows)
+    joint = with_passes(method, joint, rows, precision, micro_batch)
     footprint, held = method.footprint(joint, rows), data_bytes(rows)
     others = {name: held + other.footprint(joint, rows).total for name, other in footprint.alternatives().items()}
     parts = {"data": held, **footprint.parts} if held else {**footprint.parts}

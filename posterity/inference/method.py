@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posterity.errors import check_batch_size, of_kinds, positive_whole, shown
 from posterity.model import Batch, Data, Density, Feed, Joint, Problem
+from posterity.model.passes import Passes, Precision, rows_apart
 from posterity.model.scales import with_scales_of
 from posterity.numerics.random import Key
 from posterity.optim import Optimizer, Schedule
@@ -37,6 +38,8 @@ class Traits:
     - `row`: the meaning of a row of theta (M, P), for messages.
     - `kept_steps`: steps after which the state is kept for the posterior; if empty, the last state is.
     - `effort`: how the work that the next step hands to `Potential.run` is accelerated; None: not at all.
+    - `passes`: which of "bf16" and "micro_batch" of `infer` a step allows: whether its gradients of batches may be
+      rounded in the network, and summed over pieces of the batch.
     - `accountable`: the part of a state that must be finite for the run to be stored; None: all of it.
     """
 
@@ -46,6 +49,7 @@ class Traits:
     row: str = "member"
     kept_steps: Collection[int] = ()
     effort: Callable[[Problem, Any], Effort] | None = None
+    passes: Collection[str] = ()
     accountable: Callable[[Any], Any] | None = None
 
 
@@ -177,6 +181,44 @@ def check_arguments(caller: str, method: object, joint: object) -> None:
         raise TypeError(f"{caller}: the first argument must be a Method. Got {shown(method)}.{hint}")
     if not isinstance(joint, (Joint, Density)):
         raise TypeError(f"{caller}: the problem must be a Joint or a Density. Got {shown(joint)}.")
+
+
+def with_passes(
+    method: Method, joint: Problem, data: Data, precision: Precision | None, micro_batch: int | None
+) -> Problem:
+    """Return the problem as the steps of a run see it, with other passes through the network where these are wanted.
+
+    Raises a ValueError where the method, the network or the dtype do not allow them.
+    """
+    name, network, allowed = type(method).__name__, joint.network, method.traits.passes
+    if network is None:
+        if precision or micro_batch:
+            raise ValueError(
+                "infer: precision and micro_batch are for networks, and a Density has none. Leave them out."
+            )
+        return joint
+    if precision and joint.dtype != torch.float32:
+        raise ValueError(f"infer: precision='bf16' needs weights of float32. Got {joint.dtype}. Use module.float().")
+    for option, word in ((precision, "bf16"), (micro_batch, "micro_batch")):
+        if option and word not in allowed:
+            why = "use curvature, closed forms, a search for the mode, or noise for each row"
+            if allowed:
+                why = (
+                    "compare log densities, of which bf16 keeps three digits"
+                    if precision
+                    else "draw masks for all rows"
+                )
+            raise ValueError(
+                f"infer: {name} with these settings does not allow {word}: its steps {why}. Leave it out, or follow "
+                "gradients alone, as MAP(optimizer=Adam()) does."
+            )
+    if micro_batch and (network.trains_statistics or not rows_apart(network, data.first().member(0).inputs)):
+        raise ValueError(
+            "infer: micro_batch needs outputs of rows that do not depend on each other. Batch norm, or another layer, "
+            "uses statistics of the batch. Use a smaller batch_size, or freeze batch norm by requires_grad=False."
+        )
+    passes = Passes(precision, micro_batch, compiled=bool(allowed and network.compiled))
+    return joint if passes == Passes() else replace(joint.as_joint("infer"), network=network.replace(passes=passes))
 
 
 BatchSize: TypeAlias = int | Literal["auto"] | None

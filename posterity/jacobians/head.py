@@ -56,10 +56,15 @@ class Head(Jacobian):
         features = self.features[low * self.positions : high * self.positions]
         return Head(features, self.bias, self.outputs, self.basis, self.positions)
 
-    def rotated(self, outer: Tensor, inner: Tensor) -> "Head":
-        """J in the coordinates W -> outer^T W inner, for outer (1, D, D) and inner (1, I, I), the bias in I."""
-        turn = outer[0].to(self.dtype)
-        basis = turn if self.basis is None else self.basis @ turn
+    def rotated(self, outer: Tensor | None, inner: Tensor) -> "Head":
+        """J in the coordinates W -> outer^T W inner, for outer (1, D, D), None the identity, and inner (1, I, I).
+
+        The bias is in I.
+        """
+        basis = self.basis
+        if outer is not None:
+            turn = outer[0].to(self.dtype)
+            basis = turn if basis is None else basis @ turn
         return Head(self.inputs @ inner[0].to(self.dtype), False, self.outputs, basis, self.positions)
 
     def squares(self) -> Tensor:
@@ -85,6 +90,12 @@ class Head(Jacobian):
     def weighted_squares(self, variance: Tensor) -> Tensor:
         inside = self._inside(variance)
         return self._by_row(inside if self.basis is None else inside @ self.basis.square().T, 0)
+
+    def row_draws(self, variance: Tensor, noise: Tensor) -> Tensor | None:
+        if self.positions > 1:
+            return None
+        draws = noise * self._inside(variance).sqrt()
+        return draws if self.basis is None else draws @ self.basis.T
 
     def products(self, vectors: Tensor) -> Tensor:
         products = self.inputs @ vectors.to(self.dtype).view(len(vectors), self.outputs, -1).mT  # (S, N T, D)

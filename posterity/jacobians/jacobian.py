@@ -129,6 +129,10 @@ class Jacobian(ABC):
         parts = [part.rows().square() @ variance.to(part.dtype) for _, part in self.chunks(CACHED)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def row_draws(self, variance: Tensor, noise: Tensor) -> Tensor | None:
+        """Draws of N(0, `weighted_gram`), (S, N, D), from standard normal noise; None where that matrix is needed."""
+        return None
+
     def products(self, vectors: Tensor) -> Tensor:
         """J v, (S, N, D), for vectors v (S, R)."""
         vectors = vectors.to(self.dtype)
@@ -296,6 +300,12 @@ class Stacked(Jacobian):
 
     def weighted_squares(self, variance: Tensor) -> Tensor:
         return added(piece.weighted_squares(taken(variance, where)) for where, piece in self.pieces)
+
+    def row_draws(self, variance: Tensor, noise: Tensor) -> Tensor | None:
+        if len(self.pieces) > 1:
+            return None
+        where, piece = self.pieces[0]
+        return piece.row_draws(taken(variance, where), noise)
 
     def products(self, vectors: Tensor) -> Tensor:
         pairs = zip(self.blocks, self.parts, strict=True)

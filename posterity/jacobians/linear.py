@@ -125,9 +125,18 @@ class Matrix(Jacobian):
             return upper_gram(flat[:, 0]).unsqueeze(0)
         return torch.einsum("ngo,ngp->gop", flat, flat)
 
-    def rotated(self, outer: Tensor, inner: Tensor) -> "Matrix":
-        """J in the coordinates outer^T W inner, for outer (G, O, O) and inner (G, I, I), the bias in I."""
-        gradients = torch.einsum("dntgo,gop->dntgp", self.gradients, outer.to(self.dtype))
+    def outer_squares(self) -> Tensor:
+        """The diagonal of `outer_gram` of one group, (O,)."""
+        return self.gradients.square().sum((0, 1, 2))[0]
+
+    def rotated(self, outer: Tensor | None, inner: Tensor) -> "Matrix":
+        """J in the coordinates outer^T W inner, for outer (G, O, O), None the identity, and inner (G, I, I).
+
+        The bias is in I.
+        """
+        gradients = self.gradients
+        if outer is not None:
+            gradients = torch.einsum("dntgo,gop->dntgp", gradients, outer.to(self.dtype))
         return Matrix(torch.einsum("ntgi,gij->ntgj", self.inputs, inner.to(self.dtype)), gradients, bias=False)
 
     def squares(self) -> Tensor:
@@ -376,10 +385,14 @@ class Thin(Jacobian):
     def products(self, vectors: Tensor) -> Tensor:
         return self.matrix.products(vectors)
 
-    def rotated(self, outer: Tensor, inner: Tensor) -> "Thin":
-        """J in the coordinates outer^T W inner, for outer (1, O, O) and inner (1, I, I), the bias in I."""
-        turn, base = outer[0].to(self.dtype), inner[0].to(self.dtype)
-        columns = tuple(column @ turn for column in self.columns)
+    def outer_squares(self) -> Tensor:
+        """The diagonal of `outer_gram`, (O,)."""
+        return self._outer_squares.sum(0)
+
+    def rotated(self, outer: Tensor | None, inner: Tensor) -> "Thin":
+        """J in the coordinates outer^T W inner, for outer (1, O, O), None the identity, and inner (1, I, I)."""
+        base = inner[0].to(self.dtype)
+        columns = self.columns if outer is None else tuple(column @ outer[0].to(self.dtype) for column in self.columns)
         if self.features is None or not self.bias:
             return Thin(self.inputs @ base, columns, bias=False)
         return Thin(torch.addmm(base[-1], self.features, base[:-1]), columns, bias=False)

@@ -92,8 +92,18 @@ class OutputLayer(Jacobian):
         whole = 0.5 * (whole + whole.T)
         return whole if out is None else out.add_(whole)
 
-    def rotated_squares(self, outer: Tensor, inner: Tensor) -> Tensor:
-        """The diagonal of B^T J^T S S^T J B for B = outer (x) inner, (1, C, C) and (1, I, I), summed over labels."""
-        turn = outer[0].to(self._p)
-        spread = (self._p @ turn.square() - (self._p @ turn).square()).clamp_min(0.0)  # (M, C)
+    def outer_squares(self) -> Tensor:
+        """Sum of w p (1 - p) over the labels, (C,): the diagonal of `outer_gram`."""
+        return self._weighted(self._p * (1.0 - self._p)).sum(0)
+
+    def rotated_squares(self, outer: Tensor | None, inner: Tensor) -> Tensor:
+        """The diagonal of B^T J^T S S^T J B for B = outer (x) inner, (1, C, C) and (1, I, I), summed over labels.
+
+        None stands for an outer basis of unit vectors.
+        """
+        if outer is None:
+            spread = self._p * (1.0 - self._p)
+        else:
+            turn = outer[0].to(self._p)
+            spread = (self._p @ turn.square() - (self._p @ turn).square()).clamp_min(0.0)  # (M, C)
         return (self._weighted(spread).T @ (self.inputs @ inner[0].to(self._p)).square()).flatten()

@@ -212,6 +212,14 @@ class Likelihood(ABC):
         """Return the log density of the prior of the raw parameters, (..., num_free) -> (...)."""
         return raw.new_zeros(raw.shape[:-1])
 
+    def free_value_and_grad(self, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `free_log_prior` (...) and its gradient in the raw parameters (..., num_free)."""
+        leaf = raw.detach().requires_grad_()
+        with torch.enable_grad():
+            value = self.free_log_prior(leaf)
+            grad = torch.autograd.grad(value.sum(), leaf)[0] if value.requires_grad else torch.zeros_like(raw)
+        return value.detach(), grad
+
 
 class Entrywise(Likelihood):
     """A likelihood whose targets are independent entries given the outputs, any of which may be missing.

@@ -15,7 +15,7 @@ from posterity.inference.method import Footprint, Info, Method, Traits, theta_by
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.methods.parts.linear_model import at_zero, placed, precision_root, refuse_curved
 from posterity.model import Batch, Data, Feed, Joint, Problem
-from posterity.model.scales import leaves_out
+from posterity.model.scales import leaves_out, random_log_prior
 from posterity.model.weights import entry_weights, output_weights, weighted_log_prob
 from posterity.numerics.random import Key
 from posterity.posteriors import Gaussian, Linearized
@@ -133,7 +133,7 @@ class Conjugate(Method):
         both = _triangular(torch.cat([lp**0.5 * data, pp**0.5 * prior_rows]))
         root, target = both[:-1, :-1], both[:-1, -1:]
         shift = torch.linalg.solve_triangular(root, target, upper=True).squeeze(-1)
-        highest = joint.bound_prior.log_prob(placed(start, index, centre))
+        highest = random_log_prior(joint, placed(start, index, centre))
         log_joint = lp * log_normaliser + pp * highest - 0.5 * both[-1, -1].square()  # at the mean
         precision = Dense(root.mT @ root, factor=root.mT)
         mean = placed(start, index, shift).to(origin.dtype)

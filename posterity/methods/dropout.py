@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posterity.errors import check_batch_size, of_kinds, positive, positive_whole
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import Footprint, GradientFit, Info
+from posterity.inference.method import Footprint, GradientFit, Info, Traits
 from posterity.methods.parts.gradient_runs import SETTLED_LATER, risen, usual_rate, usual_steps
 from posterity.methods.parts.scales import by_evidence
 from posterity.methods.parts.width_cost import measured_width_cost
@@ -201,6 +201,10 @@ class MCDropout(GradientFit):
         fit = fit_bytes(self.optimizer, joint, data, self.batch_size)
         masks = {"activations of a batch, with masks": 2 * fit.pop("activations of a batch")}
         return super().footprint(joint, data).plus({**fit, **masks})
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(passes=("bf16",))  # masks are drawn for the rows of a whole batch
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> MCDropoutState:
         theta = theta.clone()

@@ -142,6 +142,7 @@ class Ensemble(Method):
             recordable=own.recordable and own.takes_members,
             anytime=own.anytime,
             kept_steps=own.kept_steps,
+            passes=own.passes,
             accountable=lambda state: self._repaired(state, state.members),  # the others have been given up
         )
 

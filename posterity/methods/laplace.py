@@ -25,10 +25,10 @@ from posterity.curvature import (
     Structure,
 )
 from posterity.curvature.curvature import Rows
-from posterity.curvature.derivatives import CACHE, DEVICE, LEAST_ROWS
+from posterity.curvature.derivatives import derivative_bytes
 from posterity.curvature.kronecker import SMALL
 from posterity.curvature.structure import Sums
-from posterity.curvature.survey import PLAIN, Place, Survey, survey
+from posterity.curvature.survey import PLAIN, Place, survey
 from posterity.errors import check_batch_size
 from posterity.evidence import PerTensor, PredictiveFit, Tuning, residual_sums
 from posterity.evidence.cavities import LEAVE_ONE_OUT
@@ -43,6 +43,7 @@ from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, Feed, NoData
 from posterity.numerics.random import Key
 from posterity.posteriors import Linearized, Posterior
+from posterity.posteriors.posterior import default_integrator
 from posterity.priors import Correlated
 
 logger = logging.getLogger("posterity")
@@ -57,6 +58,7 @@ _HINTS = {
 }
 
 FORMED = 6  # matrices of a dense fit: sums, summands, the precision, its factor, and copies between them
+PER_OUTPUT = 6  # numbers for each output of a prediction: moments, logits, probabilities, and copies of them
 TUNED = 12  # vectors of all weights in one evaluation of the evidence with its gradient
 WHOLE = 3000  # weights up to which the default structure is the whole matrix
 AUTO: Final = "auto"
@@ -90,9 +92,9 @@ class Laplace(Method):
 
     **Math**: Lambda = lp C + pp diag(-d^2 log p / d theta^2), C the TOTAL curvature of the negative log-likelihood over
     all data, kept in a `structure` (None: the whole matrix up to 3,000 weights, Kronecker factors beyond).
-    log evidence = log density at theta* + R/2 log 2 pi - 1/2 logdet Lambda. The log density there holds the prior of
-    every weight of theta, points included, and the prior of a learnt noise. `subset` chooses the weights: all of them,
-    if it is left out, or the last layer where a network has more than 3,000 and the factors of some are not known.
+    log evidence = log density at theta* + R/2 log 2 pi - 1/2 logdet Lambda, with the prior of the R weights (and of a
+    learnt noise) alone: points are given. `subset` chooses the weights: all of them, if it is left out, or the last
+    layer where a network has more than 3,000 and the factors of some are not known.
 
     **Scales**: given ones are known. Those that were left out come with the posterior that the run starts from, as its
     fit chose them, unless the Gaussian at them surely predicts worse than a narrower one. Then, and for a network that
@@ -235,7 +237,11 @@ class Laplace(Method):
         chosen = torch.arange(min(number, joint.num_random))  # as many indices as single weights will be chosen
         structure, known = self.structure_for(joint.narrowed(chosen)), survey(joint, inputs)
         outputs = max(1, prod(known.event))
-        predictions = _derivative_bytes(joint, known, PREDICTED_ROWS, outputs) + 8 * PREDICTED_ROWS * outputs**2
+        closed = known.only_output and self.curvature.in_closed_form(joint.likelihood, known)
+        predictions = derivative_bytes(joint, known, PREDICTED_ROWS, 0 if known.only_output else outputs)
+        example = torch.empty(1, *known.event, dtype=joint.dtype)
+        marginal = default_integrator(joint.likelihood, example).marginal(joint.likelihood, example)
+        predictions += 8 * PREDICTED_ROWS * outputs * (PER_OUTPUT if marginal else outputs)
         if isinstance(structure, Full):  # rows of a Jacobian
             row = outputs * known.size
             predictions += 3 * 8 * min(PREDICTED_ROWS * row, max(row, chunk_size(joint.device)))
@@ -243,14 +249,14 @@ class Laplace(Method):
         if number:  # after a pass for the variances of all
             choosing = Diagonal().bytes(known, joint.num_data, outputs)
             known = replace(known, select=chosen)
-        columns = self.curvature.num_columns(outputs)
+        columns = outputs if closed else self.curvature.num_columns(outputs)
         kept = structure.bytes(known, joint.num_data, columns)
         if not self.curvature.factored:
             kept = max(kept, FORMED * 8 * known.size**2)
         rows = min(joint.num_data, joint.num_data if self.batch_size is None else self.batch_size)
         parts = {
             **weights,
-            "derivatives of some rows": _derivative_bytes(joint, known, rows, columns),
+            "derivatives of some rows": derivative_bytes(joint, known, rows, 0 if closed else columns),
             "curvature and precision": (joint.num_members or 1) * max(kept, choosing),
             **({} if self.tuning is None else {"tuning": TUNED * 8 * known.size}),
         }
@@ -390,15 +396,6 @@ class Laplace(Method):
         if not isinstance(posterior, Linearized) or posterior.joint.bound_prior.chosen != LEAVE_ONE_OUT:
             return posterior
         return PredictiveFit().chosen_on(posterior, rows)
-
-
-def _derivative_bytes(joint: Joint, known: Survey, rows: int, columns: int) -> int:
-    """Bytes of the derivatives of one chunk of rows: see `derivatives`."""
-    budget = CACHE if joint.device.type == "cpu" else DEVICE
-    entry = joint.dtype.itemsize * max(1, known.row_entries)
-    chunk = min(rows, max(LEAST_ROWS, budget // (entry * (2 + columns))))
-    together = min(columns, max(1, budget // (entry * chunk) - 2))
-    return chunk * (entry * (2 + 2 * together) + joint.dtype.itemsize * known.row_features)
 
 
 def _name(structure: Structure) -> str:

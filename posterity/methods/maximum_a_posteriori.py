@@ -174,7 +174,8 @@ class MAP(GradientFit):
 
     @property
     def traits(self) -> Traits:
-        return Traits(recordable=not self._searches)  # a solver of triangles cannot be recorded
+        passes = ("micro_batch",) if self._searches else ("bf16", "micro_batch")
+        return Traits(recordable=not self._searches, passes=passes)  # a solver of triangles cannot be recorded
 
     def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
         from posterity.methods.parts.scales import by_evidence  # which is made of this method

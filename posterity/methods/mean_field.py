@@ -109,7 +109,7 @@ class MeanField(VariationalFit):
 
     @property
     def traits(self) -> Traits:
-        return Traits(recordable=not self.search)
+        return replace(super().traits, recordable=not self.search)
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         size = joint.size + joint.num_random

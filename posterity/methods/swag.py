@@ -158,7 +158,7 @@ class SWAG(Method):
 
     @property
     def traits(self) -> Traits:
-        return Traits(anytime=False)
+        return Traits(anytime=False, passes=("bf16", "micro_batch"))
 
     @property
     def batch_size(self) -> int | None:

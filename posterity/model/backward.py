@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.autograd.variable import Variable
 
+from posterity.errors import BadData
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.batch import Batch
-from posterity.model.network import Network
+from posterity.model.network import Buffers, Network
 from posterity.model.weights import weighted_log_prob
 
 _KEPT = 4  # a step uses one or two pairs of vectors
@@ -91,6 +92,32 @@ def side_by_side(passes: Sequence[Callable[[], T]], device: torch.device) -> lis
         for stream in used:
             caller.wait_stream(stream)
     return results
+
+
+def batch_total(
+    network: Network,
+    likelihood: Likelihood,
+    weights: Sequence[Tensor],
+    raw: Tensor,
+    batch: Batch,
+    buffers: Buffers | None,
+    *,
+    members: bool = False,
+    train: bool,
+) -> tuple[Tensor, Buffers]:
+    """The log-likelihood of the batch alone, with its graph, and the running statistics after the call."""
+    with torch.enable_grad():
+        try:
+            outputs, after = network.run(
+                weights, batch.inputs, buffers, members=members, per_member=batch.per_member, train=train
+            )
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise BadData(
+                f"Batch norm cannot train on {batch.size} row. Pass more rows, or a loader with drop_last=True."
+            ) from error
+        return batch_log_likelihood(likelihood, raw, outputs, batch), after
 
 
 def batch_log_likelihood(likelihood: Likelihood, raw: Tensor, outputs: Tensor, batch: Batch) -> Tensor:

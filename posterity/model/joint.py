@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
-from posterity.model.backward import Leaves, LeavesCache, backward, batch_log_likelihood, side_by_side
+from posterity.model.backward import Leaves, LeavesCache, backward, batch_log_likelihood, batch_total, side_by_side
 from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, OwnOrders, Reordered, StreamData, TensorData
 from posterity.model.network import Buffers, Network
@@ -313,47 +313,41 @@ class Joint:
         weights, raw = self.split(theta.detach())
         leaves = [view.requires_grad_() for view in network.views(weights)]
         slots = [*network.views(grad[..., : self.num_weights]), grad[..., self.num_weights :]]
-        total, buffers = self._batch_total(leaves, raw.requires_grad_(), batch, buffers, True, train)
-        factor = torch.ones_like(total) * (self.powers[0] * (self.num_data / batch.size))
-        # The leaves are not dense, so autograd would not add to their gradients in place.
-        parts = torch.autograd.grad(total, [*leaves, raw], factor, allow_unused=True)
-        for slot, part in zip(slots, parts, strict=True):
-            if part is not None:
-                slot.add_(part)
-        return total.detach() * factor, buffers
+        raw.requires_grad_()
+
+        def run(rows: Batch) -> tuple[Tensor, Buffers]:
+            total, after = batch_total(network, self.likelihood, leaves, raw, rows, buffers, members=True, train=train)
+            factor = torch.ones_like(total) * (self.powers[0] * (self.num_data / batch.size))
+            # The leaves are not dense, so autograd would not add to their gradients in place.
+            parts = torch.autograd.grad(total, [*leaves, raw], factor, allow_unused=True)
+            for slot, part in zip(slots, parts, strict=True):
+                if part is not None:
+                    slot.add_(part)
+            return total.detach() * factor, after
+
+        return network.passes.over(batch, run)
 
     def _add_data_grad_at(
         self, leaves: Leaves, batch: Batch, buffers: Buffers | None, train: bool
     ) -> tuple[Tensor, Buffers]:
-        total, buffers = self._batch_total(leaves.weights, leaves.raw, batch, buffers, False, train)
         factor = cast(float, self.powers[0]) * (self.num_data / batch.size)
-        backward(total, factor)
-        return total.detach() * factor, buffers
+
+        def run(rows: Batch) -> tuple[Tensor, Buffers]:
+            network, likelihood = self.network, self.likelihood
+            total, after = batch_total(network, likelihood, leaves.weights, leaves.raw, rows, buffers, train=train)
+            backward(total, factor)
+            return total.detach() * factor, after
+
+        return self.network.passes.over(batch, run)
 
     def data_value(
         self, weights: Sequence[Tensor], raw: Tensor, batch: Batch, buffers: Buffers | None, *, members: bool = False
     ) -> tuple[Tensor, Buffers]:
         """The tempered log-likelihood with its graph, from a tensor for each parameter, with batch norm training."""
-        total, buffers = self._batch_total(weights, raw, batch, buffers, members, True)
+        run = partial(batch_total, self.network, self.likelihood, weights, raw, members=members, train=True)
         with torch.enable_grad():
-            return total * (self.powers[0] * (self.num_data / batch.size)), buffers
-
-    def _batch_total(
-        self, weights: Sequence[Tensor], raw: Tensor, batch: Batch, buffers: Buffers | None, members: bool, train: bool
-    ) -> tuple[Tensor, Buffers]:
-        """The log-likelihood of the batch alone, with its graph."""
-        with torch.enable_grad():
-            try:
-                outputs, buffers = self.network.run(
-                    weights, batch.inputs, buffers, members=members, per_member=batch.per_member, train=train
-                )
-            except ValueError as error:
-                if "more than 1 value per channel" not in str(error):
-                    raise
-                raise BadData(
-                    f"Batch norm cannot train on {batch.size} row. Pass more rows, or a loader with drop_last=True."
-                ) from error
-            return batch_log_likelihood(self.likelihood, raw, outputs, batch), buffers
+            total, after = self.network.passes.over(batch, lambda rows: run(rows, buffers))
+            return total * (self.powers[0] * (self.num_data / batch.size)), after
 
     def _prior_value_and_grad(self, weights: Tensor, raw: Tensor, smooth: bool) -> tuple[Tensor, Tensor]:
         """Untempered log prior and its gradient, a new contiguous tensor."""
@@ -361,16 +355,8 @@ class Joint:
         value, grad = prior.smooth_value_and_grad(weights) if smooth else prior.value_and_grad(weights)
         if not raw.shape[-1]:
             return value, grad.contiguous()
-        extra, raw_grad = self.free_value_and_grad(raw)
+        extra, raw_grad = self.likelihood.free_value_and_grad(raw)
         return value + extra, torch.cat([grad, raw_grad], dim=-1)
-
-    def free_value_and_grad(self, raw: Tensor) -> tuple[Tensor, Tensor]:
-        """The declared log prior of the likelihood's raw parameters (..., H), and its gradient; untempered."""
-        leaf = raw.detach().requires_grad_()
-        with torch.enable_grad():
-            value = self.likelihood.free_log_prior(leaf)
-            grad = torch.autograd.grad(value.sum(), leaf)[0] if value.requires_grad else torch.zeros_like(raw)
-        return value.detach(), grad
 
     def check_inputs(self, inputs: Inputs, *, per_member: bool = False) -> None:
         """Raise BadData unless the inputs are finite and have the model's dtype."""

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
+from inspect import signature
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +25,8 @@ logger = logging.getLogger("posterity")
 
 T = TypeVar("T", bound=Tensor)
 R = TypeVar("R")
+
+_NAMED = 3  # parameters that a log line lists
 
 _RECOMPUTES = (
     "Network: the model must keep its activations for backward. It runs parts of itself again then, or keeps them "
@@ -49,9 +53,7 @@ class Turn:
 
 def private(module: object) -> nn.Module:
     """Copy the user's module in evaluation mode; raises an error that says what to do where it cannot be used."""
-    if isinstance(module, nn.Module) and uncompiled(module) is not module:
-        logger.info("the model runs as it was before torch.compile, because its weights are replaced in every call")
-        module = uncompiled(module)
+    module = uncompiled(module) if isinstance(module, nn.Module) else module
     if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
         raise TypeError(
             f"Network: the model must be a torch.nn.Module with Python code. Got {type(module).__name__}. "
@@ -180,6 +182,17 @@ def unique(named: Iterable[tuple[str, T]]) -> tuple[dict[str, T], dict[str, list
     return tensors, names
 
 
+def say_frozen(frozen: Mapping[str, Tensor], trained: int) -> None:
+    """Log which parameters stay at their values because they do not require a gradient."""
+    if frozen:
+        count = sum(value.numel() for value in frozen.values())
+        names = [*frozen] if len(frozen) <= _NAMED else [*[*frozen][:_NAMED], f"{len(frozen) - _NAMED} more"]
+        logger.info(
+            f"{count:,} weights with requires_grad=False stay at their values ({', '.join(names)}), without a prior: "
+            f"theta has the other {trained:,}"
+        )
+
+
 def check_one_kind(trainable: Mapping[str, Tensor]) -> None:
     """Refuse weights that do not fit in one vector: none, or several dtypes or devices."""
     if not trainable:
@@ -194,14 +207,22 @@ def check_one_kind(trainable: Mapping[str, Tensor]) -> None:
 
 
 def fresh_weights(module: nn.Module, wanted: Iterable[str], key: Key) -> dict[str, Tensor]:
-    """Return the weights of a copy on the CPU after its layers' `reset_parameters`; refuse weights without one."""
+    """Return the weights of a copy on the CPU after its layers' `reset_parameters`; refuse weights without one.
+
+    Matrices that are zero in the model stay so, as the second factor of an adapter must, unless all are: no layer of
+    torch begins at a matrix of zeros by itself.
+    """
     module = copied(module).to("cpu", torch.float32)
-    layers = dict(module.named_modules())
+    wanted, layers = [*wanted], dict(module.named_modules())
+    matrices = [module.get_parameter(name) for name in wanted if module.get_parameter(name).dim() > 1]
+    zeros = [weight for weight in matrices if not bool(weight.any())]
     resets: dict[str, Callable[[], object]] = {}
     for name, layer in layers.items():
         for method in ("_reset_parameters", "reset_parameters"):  # the first is torch's name in attention layers
             if callable(reset := getattr(layer, method, None)):
                 resets[name] = reset
+        if callable(reset := getattr(layer, "reset_lora_parameters", None)):  # of peft, whose second factor is zero
+            resets[name] = partial(_reset_adapters, layer, reset)
     for weight in wanted:
         owner = weight.rpartition(".")[0]
         above = [name for name in resets if name in ("", owner) or owner.startswith(f"{name}.")]
@@ -216,6 +237,9 @@ def fresh_weights(module: nn.Module, wanted: Iterable[str], key: Key) -> dict[st
         torch.default_generator.manual_seed(key.seed)
         for name in reversed(resets):  # a layer after its children, which it may initialise itself
             resets[name]()
+    if len(zeros) < len(matrices):
+        for matrix in zeros:
+            matrix.detach().zero_()
     return {name: parameter.detach() for name, parameter in module.named_parameters()}
 
 
@@ -258,6 +282,13 @@ def named_weights(owner: str, given: Mapping[str, Tensor], layout: Layout) -> di
                 f"{tuple(part.shape)}. Got {came}. Use the same architecture."
             )
     return {part.name: given[part.name].detach() for part in layout}
+
+
+def _reset_adapters(layer: Any, reset: Callable[..., object]) -> None:
+    """Initialise the active adapters of a layer of peft in its own way."""
+    further = (True,) * (len(signature(reset).parameters) - 1)  # whether to initialise, where that is a choice
+    for adapter in layer.active_adapters:
+        reset(adapter, *further)
 
 
 @contextmanager

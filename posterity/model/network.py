@@ -23,10 +23,12 @@ from posterity.model.module import (
     plain_attention,
     private,
     recurrent_rates,
+    say_frozen,
     single_output,
     unique,
     without_recomputation,
 )
+from posterity.model.passes import CompiledModule, Passes
 from posterity.model.side_effects import UNKNOWN, SideEffects, side_effects, watchable, write_counts
 from posterity.numerics.dropout import Dropping, Masks, NoMasks, scattered_weights
 from posterity.numerics.layout import Layout, Slice
@@ -82,6 +84,7 @@ class Network:
         self.buffers: Buffers = {name: b.detach().clone() for name, b in buffers.items()}
         self._buffer_dims = {name: b.dim() for name, b in buffers.items()}
         self._names = {**names, **buffer_names}
+        say_frozen(self.frozen, self.layout.size)
         self._dropping: list[Masks] = []  # masks of active dropout; shared with the copies of this network
         self._recurrences = recurrent_rates(module, self._module)
         self._scattered = self.recurrent and self.device.type == "cuda"
@@ -94,6 +97,8 @@ class Network:
         self._looked: list[str] = []  # not empty after the check for recomputation; shared with the copies, too
         self._effects: list[SideEffects] = []  # of a call, once found; shared with the copies, too
         self._factory: Callable[[], nn.Module] | None = None  # of the user, for fresh weights
+        self.compiled = CompiledModule(module, self._module)
+        self.passes = Passes()  # other ones in the steps of a run
         self._turn = Turn()  # guards the module; shared with the copies of this network
         self._index()
 
@@ -155,13 +160,19 @@ class Network:
         return any(not m.track_running_stats for m in norms)
 
     def replace(
-        self, *, initial: Tensor | None = None, frozen: Buffers | None = None, buffers: Buffers | None = None
+        self,
+        *,
+        initial: Tensor | None = None,
+        frozen: Buffers | None = None,
+        buffers: Buffers | None = None,
+        passes: Passes | None = None,
     ) -> "Network":
-        """The same network with other starting weights, frozen weights or buffers."""
+        """The same network with other starting weights, frozen weights, buffers or passes."""
         new = copy.copy(self)
         new.initial = self.initial if initial is None else initial.detach().clone()
         new.frozen = self.frozen if frozen is None else {k: frozen[k].detach().clone() for k in self.frozen}
         new.buffers = self.buffers if buffers is None else {k: buffers.get(k, b) for k, b in self.buffers.items()}
+        new.passes = self.passes if passes is None else passes
         new._index()
         return new
 
@@ -401,7 +412,9 @@ class Network:
         function: Callable[..., Any] | None = None,
     ) -> tuple[Tensor, Buffers]:
         """Call the private module, or a function of its layers, with these tensors in place of its own."""
-        function = self._module if function is None else function
+        if function is None:
+            compiled = self.compiled.call(self.passes.compiled) if self._looked and not self._dropping else None
+            function = compiled or self._module
         effects = self._effects[0] if self._effects else UNKNOWN
         # The rows are the user's, and are run more than once.
         written = None if self._dropping or effects.inputs else write_counts(inputs)
@@ -434,6 +447,7 @@ class Network:
                 for norm, trains in self._norms:
                     norm.training = train and trains
                 with (
+                    self.passes.autocast(self.device),
                     Dropping(self._dropping[-1]) if self._dropping else nullcontext(),
                     scattered_weights() if self._scattered else nullcontext(),
                 ):
@@ -444,6 +458,6 @@ class Network:
             finally:
                 for table, name, own in self._own:
                     table[name] = own
-        if isinstance(outputs, Tensor) and self._adapter is None:
-            return outputs
-        return single_output(outputs, self._adapter, self._said)
+        if not isinstance(outputs, Tensor) or self._adapter is not None:
+            outputs = single_output(outputs, self._adapter, self._said)
+        return outputs if self.passes.precision is None else outputs.to(self.dtype)

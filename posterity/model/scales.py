@@ -1,19 +1,46 @@
-"""Scales of prior and noise that were left out of a joint, and the joint with those that a fit chose."""
+"""The prior as fits see it: scales that were left out and chosen, and the density of the random weights alone."""
 
 import glob
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from posterity.model.joint import Joint
+from posterity.model.problem import Problem
 from posterity.options import LEFT_OUT
-from posterity.priors.layerwise import Layerwise
+from posterity.priors.correlated import Correlated
+from posterity.priors.layerwise import Layerwise, bound_by_tensor
+from posterity.priors.normal import Normal
 
 
 def leaves_out(joint: Joint) -> bool:
     """Whether a scale of prior or noise was left out, for the method to choose."""
     return LEFT_OUT in (joint.bound_prior.chosen, joint.likelihood.chosen)
+
+
+def random_log_prior(joint: Problem, theta: Tensor) -> Tensor:
+    """The untempered log prior at theta (..., T) of the random weights and the likelihood's learnt parameters, (...).
+
+    Weights that are points, or frozen, are given: an evidence is that of the data given them. Only where a prior ties
+    weights of a tensor to each other (`GroupLasso`, `Hierarchical`; `Correlated` ties all) do tied points count too.
+    """
+    if not isinstance(joint, Joint) or joint.random_indices is None or isinstance(joint.bound_prior, Correlated):
+        return joint.log_prior(theta)
+    weights, raw = joint.split(theta)
+    total, index, prior = joint.likelihood.free_log_prior(raw), joint.random_indices, joint.bound_prior
+    if isinstance(prior, Normal):
+        mean = prior.mean.to(weights) if isinstance(prior.mean, Tensor) else prior.mean
+        precision, away = prior.precision(weights)[..., index], (weights - mean)[..., index]
+        return total + 0.5 * ((precision / (2.0 * math.pi)).log() - precision * away.square()).sum(-1)
+    layout = joint.network.layout
+    for part, own in zip(layout, bound_by_tensor(joint.prior.by_tensor(layout), layout), strict=True):
+        chosen = index[(index >= part.offset) & (index < part.offset + part.size)]
+        if chosen.numel():
+            whole = weights[..., part.offset : part.offset + part.size]
+            total = total + own.log_prob(weights[..., chosen] if own.factorises else whole)
+    return total
 
 
 def as_chosen(joint: Joint, way: str) -> Joint:

@@ -21,6 +21,7 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers, Network
 from posterity.model.problem import Problem
 from posterity.numerics.brief import brief
+from posterity.numerics.modules import uncompiled
 from posterity.numerics.random import Key
 from posterity.posteriors.functions import Evaluation
 from posterity.posteriors.posterior import Posterior, WeightPart
@@ -192,6 +193,7 @@ def gaussian(joint: Joint, module: nn.Module, precisions: Mapping[Tensor, Tensor
 
     `precisions` has a tensor for each parameter of the optimiser.
     """
+    module = uncompiled(module)
     named = dict(module.named_parameters())
     layout = joint.network.layout
     for part in layout:
@@ -302,6 +304,17 @@ class Linearized(OfGaussian):
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """Outputs of linear functions with weight draws that all rows share, (S, N, *event)."""
+        assert isinstance(self.joint, Joint)
+        if survey(self.joint, inputs).only_output:  # features are small beside the draws of the weights
+            self._alone()
+            pieces = list(self._pieces(inputs))
+            blocks = [
+                torch.cat(
+                    [piece.outputs + _shaped(piece.jacobian.products(some), piece.outputs) for piece in pieces], 1
+                )
+                for some in self.gaussian._blocks(draws, key, self.gaussian.mean)
+            ]
+            return torch.cat(blocks)
         return self._outputs_at(self.gaussian.deviations(draws, key, self.gaussian.mean.dtype), inputs)
 
     def drawn_functions(self, draws: int, key: Key) -> Evaluation:
@@ -333,6 +346,28 @@ class Linearized(OfGaussian):
         drawn = {part.name.rpartition(".")[2]: views[part.name] for part in slices}
         module = module_at(joint.network, gaussian.mean, gaussian.buffers)
         return LastLayer(joint.likelihood, module, head, drawn, gaussian.precision)
+
+    def row_outputs(self, inputs: Inputs, draws: int, key: Key) -> Iterator[Tensor] | None:
+        assert isinstance(self.joint, Joint)
+        pieces = list(self._pieces(inputs)) if survey(self.joint, inputs).only_output else []
+        none = torch.empty(0, 1, 1)
+        if not pieces or self.gaussian.precision.row_draws(pieces[0].jacobian, none.to(pieces[0].outputs)) is None:
+            return None
+        numbers = sum(piece.outputs.numel() for piece in pieces)
+        step = max(1, LARGE["cuda"] // numbers)
+
+        def blocks() -> Iterator[Tensor]:
+            for low in range(0, draws, step):
+                parts = []
+                for piece in pieces:
+                    shape, like = (min(step, draws - low), *piece.outputs.shape), piece.outputs
+                    noise = key.fold(low).fold(piece.low).normal(shape, torch.float32, like.device).to(like.dtype)
+                    away = self.gaussian.precision.row_draws(piece.jacobian, noise)
+                    assert away is not None
+                    parts.append(like + away.to(like.dtype))
+                yield torch.cat(parts, 1)
+
+        return blocks()
 
     def output_moments(
         self, inputs: Inputs, *, marginal: bool = False, memory_budget: int | None = None
@@ -384,6 +419,11 @@ class Linearized(OfGaussian):
         self._alone()
         assert isinstance(self.joint, Joint)
         return derivatives(self.joint, self.gaussian.mean, inputs, self.buffers or None, budget=budget, whole=whole)
+
+
+def _shaped(shift: Tensor, outputs: Tensor) -> Tensor:
+    """Shifts (S, n, D) with the axes of the outputs (n, *event)."""
+    return shift.reshape(len(shift), *outputs.shape)
 
 
 def _by_rows(pieces: Iterable[Piece], function: Callable[[Jacobian], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -187,6 +187,10 @@ class Posterior(ABC):
         """
         return None
 
+    def row_outputs(self, inputs: Inputs, draws: int, key: Key) -> Iterator[Tensor] | None:
+        """Blocks (s, N, *event) of draws of each row's outputs by itself, without their covariances, else None."""
+        return None
+
     def joint_output_moments(self, inputs: Inputs, *, memory_budget: int | None = None) -> tuple[Tensor, Tensor] | None:
         """Mean (N, *event) and covariance (N D, N D) within and across rows in closed form, else None."""
         return None
@@ -269,6 +273,13 @@ class Posterior(ABC):
         likelihood, budget = self.joint.likelihood, wanted.memory_budget
         chosen = wanted.integrator or default_integrator(likelihood, example)
         marginal = chosen.marginal(likelihood, example)
+        if isinstance(chosen, MonteCarlo) and example[0].numel() > MOST_CORRELATED:
+            blocks = self.row_outputs(inputs, chosen.draws, key)
+            if blocks is not None:
+                kept = max(
+                    1, wanted.kept_bytes // max(1, num_rows(inputs) * example[0].numel() * example.element_size())
+                )
+                return from_blocks(likelihood, blocks, chosen.draws, kept=min(kept, chosen.draws), shared=False)
         moments = self.output_moments(inputs, marginal=marginal, memory_budget=budget)
         if moments is None and wanted.integrator is not None:
             raise TypeError(

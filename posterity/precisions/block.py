@@ -78,6 +78,12 @@ class BlockDiagonal(Precision):
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
         return added(part.marginal(columns) for part, columns in self._pairs(jacobian))
 
+    def row_draws(self, jacobian: Jacobian, noise: Tensor) -> Tensor | None:
+        columns = _columns(jacobian, self.blocks[0])
+        return (
+            self.parts[0].row_draws(columns, noise) if len(self.parts) == 1 and isinstance(columns, Jacobian) else None
+        )
+
     def member(self, index: int) -> "BlockDiagonal":
         return self._with(tuple(part.member(index) for part in self.parts))
 

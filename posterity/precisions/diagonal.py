@@ -89,6 +89,9 @@ class Diagonal(Precision):
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
         return self._each(in_factors(jacobian), lambda factors, variance: factors.weighted_squares(variance))
 
+    def row_draws(self, jacobian: Jacobian, noise: Tensor) -> Tensor | None:
+        return jacobian.row_draws(self.variance().to(jacobian.dtype), noise)
+
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         return self._each(in_factors(jacobian), lambda factors, variance: factors.joint_gram(variance))
 

@@ -291,6 +291,10 @@ class Kronecker(Precision):
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
         return self._each(jacobian, Jacobian.weighted_squares.__name__)
 
+    def row_draws(self, jacobian: Jacobian, noise: Tensor) -> Tensor | None:
+        turned, variance = self._turned(jacobian)
+        return turned.row_draws(variance, noise)
+
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         return self._each(jacobian, Jacobian.joint_gram.__name__)
 
@@ -350,12 +354,16 @@ class Kronecker(Precision):
 
     def _turned(self, jacobian: Tensor | Jacobian) -> tuple[Jacobian, Tensor]:
         """(J in a basis where Sigma is diagonal, the diagonal (R,))."""
+        if self.outer.vectors is None and isinstance(jacobian, (Matrix, Thin, Head, Lookup)):
+            # A diagonal factor scales rows and mixes none.
+            variance = (1.0 / self.eigenvalues / self.outer.pattern.unsqueeze(-1)).flatten()
+            basis = self.inner.basis.contiguous()
+            if isinstance(jacobian, Lookup):
+                return jacobian.rotated(basis[0]), variance
+            return jacobian.rotated(None, basis), variance.to(jacobian.dtype)
         if isinstance(jacobian, (Matrix, Thin, Convolution, Head)):
             outer, inner, variance = self._cast(jacobian.dtype)
             return jacobian.rotated(outer, inner), variance
-        if isinstance(jacobian, Lookup) and self.outer.vectors is None:  # a diagonal factor scales rows and mixes none
-            variance = 1.0 / self.eigenvalues / self.outer.pattern.unsqueeze(-1)
-            return jacobian.rotated(self.inner.basis[0].contiguous()), variance.flatten()
         return _Turned(self, as_jacobian(jacobian)), 1.0 / self.eigenvalues.flatten()
 
     def _cast(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

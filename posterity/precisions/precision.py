@@ -71,6 +71,13 @@ class Precision(ABC):
         """Diagonals of `quadratic`, (..., N, D)."""
         return self.quadratic(jacobian).diagonal(dim1=-2, dim2=-1)
 
+    def row_draws(self, jacobian: Jacobian, noise: Tensor) -> Tensor | None:
+        """Draws of N(0, `quadratic`) for one member, (S, N, D), from standard normal noise, without that matrix.
+
+        None where it is needed.
+        """
+        return None
+
     @abstractmethod
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """J Sigma J^T between all rows, (..., N D, N D), with J (N, D, R)."""

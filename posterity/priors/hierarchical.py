@@ -205,6 +205,9 @@ class Hierarchical(Prior):
         prior._parts  # noqa: B018  refuse now what does not fit the tensors
         return prior
 
+    def by_tensor(self, layout: Layout) -> tuple[Prior, ...]:
+        return tuple(replace(self, inner=own, layout=None) for own in self.inner.by_tensor(layout))
+
     @property
     def num_members(self) -> int | None:
         return self.inner.num_members

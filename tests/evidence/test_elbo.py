@@ -90,7 +90,7 @@ def test_gold_mean_field_of_a_linear_model(row):
 @pytest.mark.parametrize("tempering", [po.Tempering.bayes(), po.Tempering.tempered(0.3), po.Tempering.cold(0.3)])
 @pytest.mark.parametrize("random", ["*", "*.weight"])
 def test_the_bound_is_tight_at_the_exact_tempered_posterior(tempering, random):
-    """With points, too, whose log prior density both of them have."""
+    """With points, too, whose log prior density neither of them has."""
     joint = dataclasses.replace(linear_regression(FLOAT64), tempering=tempering, random=random)
     q, _ = po.infer(Conjugate(), joint, numbers(FLOAT64))
     of = elbo(q, numbers(FLOAT64))

@@ -213,8 +213,14 @@ def test_a_hessian_is_as_large_as_the_matrix_it_forms() -> None:
 @pytest.mark.cpu
 def test_predictions_come_later_and_decide_nothing() -> None:
     many = po.Joint(nn.Linear(2, 50_000), po.likelihoods.Categorical(), po.priors.Normal(), num_data=12)
-    found = po.plan(Laplace(structure=Diagonal()), many, (FEW, LABELS))
-    assert found.predictions > 8 * 1024 * 50_000**2
+    for structure in (Diagonal(), Kronecker(), CorrectedKronecker()):
+        found = po.plan(Laplace(structure=structure), many, (FEW, LABELS))
+        assert 2 * 8 * 1024 * 50_000 < found.predictions < 1e10  # variances, and no covariances
+        assert found.total < 1e9
+    assert found.alternatives["structure=Full()"] > 8 * (3 * 50_000) ** 2
+    noise = po.Joint(nn.Linear(2, 5_000), po.likelihoods.Poisson(), po.priors.Normal(), num_data=12)
+    found = po.plan(Laplace(structure=Diagonal()), noise, (FEW, FEW.abs().round().repeat(1, 2500)))
+    assert found.predictions > 8 * 1024 * 5_000**2
     assert found.total < 1e9
 
 

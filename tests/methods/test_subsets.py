@@ -1,5 +1,7 @@
 """Inference over part of the weights: the rest frozen, or kept as trained points."""
 
+import dataclasses
+
 import pytest
 import torch
 from contracts.cases import classification, inputs, labels, linear_regression, numbers
@@ -9,6 +11,7 @@ from torch import nn
 import posterity as po
 from posterity.curvature import Diagonal
 from posterity.methods import MAP, AllWeights, Conjugate, Laplace, LargestVariance, LastLayer, Matching
+from posterity.model.scales import random_log_prior
 from posterity.numerics import Key
 
 FLOAT64 = torch.float64
@@ -53,14 +56,51 @@ def test_laplace_of_a_part_is_a_block_of_the_whole(fitted):
         )
 
 
-def test_frozen_and_point_weights_predict_alike_and_differ_in_the_prior_alone(fitted):
+def test_frozen_and_point_weights_predict_alike_and_have_one_evidence(fitted):
     joint, q = fitted
     frozen, _ = po.infer(Laplace(tuning=None), joint.with_weights("2.*"), labels(FLOAT64), start=q)
     points, _ = po.infer(Laplace(tuning=None), joint.with_weights(random="2.*"), labels(FLOAT64), start=q)
     x = inputs(FLOAT64, 5)
     torch.testing.assert_close(frozen.predict(x).probs, points.predict(x).probs, rtol=1e-12, atol=0.0)
-    prior_of_points = joint.prior.log_prob(q.point()[:-10])
-    torch.testing.assert_close(points.log_evidence - frozen.log_evidence, prior_of_points, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(points.log_evidence, frozen.log_evidence, rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    "subset", [AllWeights(), LastLayer(), Matching("*.bias"), LargestVariance(7)], ids=lambda subset: str(subset)
+)
+@pytest.mark.parametrize("way", ["normal", "by layer", "Student"])
+def test_the_evidence_is_that_of_the_subset(fitted, subset, way):
+    """For a normal prior log p(D | theta) - (log det Lambda - log det Lambda_0 + scatter) / 2, as in laplace-torch."""
+    joint, q = fitted
+    ordered = po.priors.Layerwise({"0.*": po.priors.Normal(0.5, 0.1), "*": po.priors.Normal(2.0, -0.3)})
+    prior = {"normal": joint.prior, "by layer": ordered, "Student": po.priors.StudentT(30.0, 0.7)}[way]
+    joint = dataclasses.replace(joint, prior=prior)
+    part, _ = po.infer(Laplace(tuning=None, subset=subset), joint, labels(FLOAT64), start=q)
+    theta, index = q.point(), part.joint.random_indices
+    index = torch.arange(26) if index is None else index
+    batch = joint.checked(po.model.as_data(labels(FLOAT64))).first()
+    likelihood, matrix = joint.log_likelihood(theta, batch), as_matrix(part.gaussian.precision)
+    if way == "Student":
+        log_prior = torch.stack([joint.prior.log_prob(w.reshape(1)) for w in theta[index]]).sum()
+        expected = likelihood + log_prior - 0.5 * torch.logdet(matrix / (2.0 * torch.pi))
+    else:
+        sides = ((0.5, 0.1), (2.0, -0.3)) if way == "by layer" else ((0.7, 0.0), (0.7, 0.0))
+        scale, mean = torch.tensor([sides[0]] * 16 + [sides[1]] * 10, dtype=FLOAT64)[index].unbind(-1)
+        scatter = ((theta[index] - mean) / scale).square().sum()
+        expected = likelihood - 0.5 * (torch.logdet(matrix) + 2.0 * scale.log().sum() + scatter)
+    torch.testing.assert_close(part.log_evidence, expected, rtol=1e-10, atol=0.0)
+
+
+def test_points_that_a_prior_ties_to_random_weights_count_with_them(fitted):
+    joint, q = fitted
+    inner = po.priors.Layerwise({"0.*": po.priors.Normal(0.5), "*": po.priors.Normal(2.0)})
+    joint = dataclasses.replace(joint, prior=po.priors.Hierarchical(inner, po.priors.LogNormal()))
+    theta, bound = q.point(), joint.bound_prior
+    head = random_log_prior(joint.with_weights(random="2.weight"), theta)
+    rest = random_log_prior(joint.with_weights(random=("0.*", "2.bias")), theta)
+    torch.testing.assert_close(head + rest, bound.log_prob(theta))
+    single = dataclasses.replace(joint, random=torch.tensor([16, 18]))  # two of the eight of 2.weight
+    torch.testing.assert_close(random_log_prior(single, theta), head)
 
 
 @pytest.mark.parametrize("structure", [po.curvature.Full(), Diagonal()], ids=str)

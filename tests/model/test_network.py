@@ -127,10 +127,15 @@ def test_a_shared_module_is_in_theta_once():
     torch.testing.assert_close(network.outputs(theta, x), wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_frozen_parameters_stay_where_they_are():
+def test_frozen_parameters_stay_where_they_are(caplog):
     module, x = zoo.make(zoo.mlp), zoo.inputs(zoo.mlp)
     module[0].weight.requires_grad_(False)
-    network = Network(module)
+    with caplog.at_level(logging.INFO, "posterity"):
+        network = Network(module)
+    (record,) = caplog.records
+    frozen, trained = module[0].weight.numel(), network.layout.size
+    assert record.message.startswith(f"{frozen} weights with requires_grad=False stay at their values (0.weight)")
+    assert record.message.endswith(f"theta has the other {trained}")
     assert network.layout.names == ("0.bias", "2.weight", "2.bias")
     assert list(network.frozen) == ["0.weight"]
     torch.testing.assert_close(network.outputs(network.initial, x), outputs_of(module, x), rtol=1e-12, atol=1e-12)

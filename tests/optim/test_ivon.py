@@ -522,6 +522,7 @@ def test_channels_last_weights_keep_their_order_in_memory():
     torch.testing.assert_close(nets[1].weight, nets[0].weight, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch.compile's own
 def test_posterior_is_found_by_name_and_serves_predictions():
     net, (x, y) = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).to(FLOAT64), rows()
     groups = [{"params": net[3].parameters()}, {"params": [*net[0].parameters(), *net[1].parameters()], "ess": 50.0}]
@@ -536,6 +537,10 @@ def test_posterior_is_found_by_name_and_serves_predictions():
     net.eval()
     torch.testing.assert_close(joint.outputs(q.mean, x, q.buffers), net(x))
     assert float(po.metrics.negative_log_likelihood(q.predict(x), y)) < 1.0
+    compiled = torch.compile(net)  # its parameters have other names
+    other = opt.posterior(po.Joint(compiled, po.likelihoods.Categorical(), po.priors.Normal(), num_data=16), compiled)
+    assert torch.equal(other.mean, q.mean)
+    assert torch.equal(other.variance, q.variance)
     last = opt.posterior(po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(), 16, random="3.*"), net)
     assert last.precision.size == 10
     head = IVON(net[3].parameters(), lr=0.1, ess=100.0)

@@ -14,6 +14,7 @@ from posterity.evidence.tuning import with_tuned
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.methods.parts.mode_distance import FAR, root_mean_square
 from posterity.model import Buffers, Joint, Problem
+from posterity.model.scales import random_log_prior
 from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.mixture import joint_of_members
 from posterity.precisions import BlockDiagonal, PerMember, Precision
@@ -59,7 +60,7 @@ def gaussian_at_mode(
     known = precision  # from the data alone, apart from a diagonal
     if isinstance(joint, Joint) and isinstance(joint.bound_prior, Correlated):
         precision = precision.plus(joint.bound_prior.matrix, prior_power)
-    log_joint = likelihood_power * fit.data[0] + prior_power * joint.log_prior(theta.to(torch.float64))
+    log_joint = likelihood_power * fit.data[0] + prior_power * random_log_prior(joint, theta.to(torch.float64))
     weights = theta[: joint.num_weights].detach().clone()
     evidence = laplace_evidence(log_joint, precision)
     if not isinstance(joint, Joint):

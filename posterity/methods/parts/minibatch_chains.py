@@ -136,7 +136,7 @@ class MinibatchChains(Chains):
 
     @property
     def traits(self) -> Traits:
-        return replace(super().traits, recordable=True)
+        return replace(super().traits, recordable=True, passes=("bf16", "micro_batch"))
 
     def shortened(self, length: int) -> tuple[Method, str] | None:
         reason = (

@@ -16,6 +16,7 @@ from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.likelihoods.scaled import Scaled
 from posterity.methods.coordinate_ascent import fell
 from posterity.model.joint import Joint
+from posterity.model.scales import random_log_prior
 from posterity.numerics.random import Key
 from posterity.posteriors import Gaussian, Linearized, Posterior, Samples
 
@@ -80,7 +81,7 @@ class Round:
         if isinstance(q, Gaussian):
             with torch.no_grad():  # log q(w_s) - log p(w_s) at the draws of the pass, (S,)
                 blocks = in_blocks(q.sample, len(fits), self.joint.num_weights, self.key)
-                ratios = torch.cat([q.log_density(w) - q.joint.log_prior(w.to(torch.float64)) for w in blocks])
+                ratios = torch.cat([q.log_density(w) - random_log_prior(q.joint, w.to(torch.float64)) for w in blocks])
                 bound = assembled(q, None, exact_kl(q), [fits, ratios])
             error = fits.new_tensor(bound.bound_standard_error)
             return {**info, "bound": fits.new_tensor(bound.bound) + terms, "bound_standard_error": error}

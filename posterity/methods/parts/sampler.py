@@ -192,7 +192,7 @@ class Sampler(Chains):
 
     @property
     def traits(self) -> Traits:
-        return replace(super().traits, effort=self._effort)
+        return replace(super().traits, effort=self._effort, passes=("micro_batch",))
 
     def _effort(self, joint: Problem, state: SamplerState) -> Effort:
         """Compile where the work expected of the run is worth it; else record on CUDA."""

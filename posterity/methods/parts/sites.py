@@ -12,6 +12,7 @@ from posterity.likelihoods import Bernoulli
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.methods.parts.linear_model import placed, precision_root, refuse_curved
 from posterity.model import Batch, Joint
+from posterity.model.scales import random_log_prior
 from posterity.model.weights import row_weights
 from posterity.special.tilted import tilted_moments
 
@@ -55,7 +56,7 @@ class GaussianPrior(NamedTuple):
         """Return that of a joint with a `Normal` or `Correlated` prior, given the points of `origin`, in float64."""
         root, centre = precision_root(joint, origin)
         power = float(joint.tempering.prior_power)
-        height = joint.bound_prior.log_prob(placed(origin, joint.random_indices, centre))
+        height = random_log_prior(joint, placed(origin, joint.random_indices, centre))
         return cls(power * root.mT @ root, centre, power * height)
 
     def log_prob(self, weights: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from posterity.errors import of_kinds
-from posterity.inference.method import GradientFit, Info, Method
+from posterity.inference.method import GradientFit, Info, Method, Traits
 from posterity.inference.run import Trace
 from posterity.methods.parts.gradient_runs import usual_steps
 from posterity.methods.parts.gradients.drawn_weights import PairedSampling, WeightSampling
@@ -123,6 +123,12 @@ class VariationalFit(GradientFit):
     @property
     def _rows(self) -> int | None:
         return None if self.batch_size == "auto" else self.batch_size
+
+    @property
+    def traits(self) -> Traits:
+        estimator: Estimator | None = getattr(self, "estimator", None)
+        plain = not self.search and (estimator is None or estimator.of_batches)
+        return Traits(passes=("bf16", "micro_batch") if plain else ())
 
     @property
     def search(self) -> int:

@@ -94,6 +94,8 @@ class DrawnLayers(Estimator):
     many copies of the batch, one after the other in its rows. Members run one at a time.
     """
 
+    of_batches = False
+
     draws: int
 
     def __post_init__(self) -> None:

@@ -182,7 +182,7 @@ def _pull(joint: Problem, q: Factorised, theta: Tensor, noise: Tensor) -> Tensor
         weights, raw = joint.split(theta)
         pull[..., : joint.num_weights] = joint.bound_prior.value_and_grad(weights)[1]
         if raw.shape[-1]:
-            pull[..., joint.num_weights :] = joint.free_value_and_grad(raw)[1]
+            pull[..., joint.num_weights :] = joint.likelihood.free_value_and_grad(raw)[1]
         pull.mul_(-power.unsqueeze(-1) if isinstance(power, Tensor) else -power)
     score = noise / q.scale  # minus the gradient of log q
     if q.places is None:

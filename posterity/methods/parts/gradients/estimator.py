@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -114,6 +114,9 @@ class DataTerm(NamedTuple):
 class Estimator(ABC):
     """Estimator of E log p(D | w) over q and of its gradients in mean and scale; `memory` holds its state."""
 
+    of_batches: ClassVar[bool] = True
+    """Whether it needs values and gradients of whole batches alone: no curvature, no noise for each row."""
+
     @abstractmethod
     def data_term(
         self, joint: Problem, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key, out: Out = None
@@ -182,7 +185,7 @@ def _cross_entropy(joint: Joint, q: Factorised, key: Key, grads: Gradients, fact
         value = prior.add_cross_entropy_grad(weights, scale, grad_weights, grad_scale, factor)
         grads.scale.add_(q.random(grad_scale))
     if raw.shape[-1]:
-        extra, raw_grad = joint.free_value_and_grad(raw)
+        extra, raw_grad = joint.likelihood.free_value_and_grad(raw)
         value = value - extra
         grad_raw.sub_(raw_grad * factor)
     return value

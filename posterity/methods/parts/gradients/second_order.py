@@ -38,6 +38,8 @@ class SecondOrder(Estimator):
     (tensor([4.]), tensor([-2.]))
     """
 
+    of_batches = False
+
     curvature: Curvature = field(default_factory=GaussNewton)
 
     def __post_init__(self) -> None:
