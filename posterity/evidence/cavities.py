@@ -18,7 +18,7 @@ from posterity.likelihoods import Likelihood
 from posterity.model.batch import Batch
 from posterity.model.weights import with_targets
 from posterity.numerics.random import Key
-from posterity.posteriors.gaussian import Linearized
+from posterity.posteriors.linearized import Linearized
 from posterity.posteriors.posterior import default_integrator
 
 logger = logging.getLogger("posterity")

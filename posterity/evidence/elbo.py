@@ -18,7 +18,8 @@ from posterity.model.problem import Problem, data_of
 from posterity.model.scales import random_log_prior
 from posterity.model.tempering import Tempering
 from posterity.numerics.random import Key
-from posterity.posteriors.gaussian import Gaussian, Linearized
+from posterity.posteriors.gaussian import Gaussian
+from posterity.posteriors.linearized import Linearized
 from posterity.posteriors.posterior import Posterior
 from posterity.posteriors.samples import TOGETHER, batches
 from posterity.priors import Correlated, Normal

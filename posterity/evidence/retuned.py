@@ -15,7 +15,8 @@ from posterity.evidence.marginal import Groups, Marginal, Shared
 from posterity.evidence.tuning import MacKay, Tuned, Tuning, tuned_joint, unchanged, with_tuned
 from posterity.model.batch import as_batch
 from posterity.model.joint import Joint
-from posterity.posteriors.gaussian import Gaussian, Linearized
+from posterity.posteriors.gaussian import Gaussian
+from posterity.posteriors.linearized import Linearized
 from posterity.posteriors.posterior import Posterior
 from posterity.priors import Correlated
 

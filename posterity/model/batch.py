@@ -35,13 +35,8 @@ def named_tensors(inputs: Inputs, name: str = "inputs") -> dict[str, Tensor]:
     """Every tensor of `inputs` under a name fit for an error message."""
     if isinstance(inputs, Tensor):
         return {name: inputs}
-    named = isinstance(inputs, Mapping)
-    parts = (
-        ((f"{name}['{key}']", part) for key, part in inputs.items())
-        if named
-        else ((f"{name}[{index}]", part) for index, part in enumerate(inputs))
-    )
-    return {own: tensor for full, part in parts for own, tensor in named_tensors(part, full).items()}
+    parts = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
+    return {own: tensor for key, part in parts for own, tensor in named_tensors(part, f"{name}[{key!r}]").items()}
 
 
 def num_rows(inputs: Inputs, axis: int = 0) -> int:

@@ -6,7 +6,8 @@ Distributions of targets are in `predictive`.
 from posterity.posteriors.calibrated import Calibrated, with_targets
 from posterity.posteriors.dropout import Dropout, MaskMixture, enumerated
 from posterity.posteriors.functions import Functions
-from posterity.posteriors.gaussian import Gaussian, Linearized, continued
+from posterity.posteriors.gaussian import Gaussian, continued
+from posterity.posteriors.linearized import Linearized
 from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.point import Point
 from posterity.posteriors.posterior import Posterior, default_integrator

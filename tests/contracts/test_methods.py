@@ -21,7 +21,7 @@ from posterity.methods.parts import subset
 from posterity.model import Tempering
 from posterity.numerics import Key
 from posterity.posteriors import Posterior
-from posterity.posteriors.gaussian import Linearized
+from posterity.posteriors.linearized import Linearized
 from posterity.priors import Normal
 from posterity.storage import decode, encode
 

@@ -23,7 +23,7 @@ from posterity.methods import MAP, SWAG, swag
 from posterity.model import Batch, as_data
 from posterity.numerics import Key
 from posterity.optim import SGD, Cyclic
-from posterity.posteriors.gaussian import Linearized
+from posterity.posteriors.linearized import Linearized
 from posterity.precisions import Dense, Diagonal
 from posterity.priors import Normal
 from posterity.storage import RunFolder
