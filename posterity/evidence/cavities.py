@@ -19,7 +19,7 @@ from posterity.model.batch import Batch
 from posterity.model.weights import with_targets
 from posterity.numerics.random import Key
 from posterity.posteriors.linearized import Linearized
-from posterity.posteriors.posterior import default_integrator
+from posterity.predictive.probit import default_integrator
 
 logger = logging.getLogger("posterity")
 

@@ -43,7 +43,7 @@ from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, Feed, NoData
 from posterity.numerics.random import Key
 from posterity.posteriors import Linearized, Posterior
-from posterity.posteriors.posterior import default_integrator
+from posterity.predictive.probit import default_integrator
 from posterity.priors import Correlated
 
 logger = logging.getLogger("posterity")

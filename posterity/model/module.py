@@ -3,7 +3,7 @@
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -289,6 +289,22 @@ def _reset_adapters(layer: Any, reset: Callable[..., object]) -> None:
     further = (True,) * (len(signature(reset).parameters) - 1)  # whether to initialise, where that is a choice
     for adapter in layer.active_adapters:
         reset(adapter, *further)
+
+
+@contextmanager
+def in_training(modules: Sequence[nn.Module], recurrences: Sequence[tuple[nn.RNNBase, float]]) -> Iterator[None]:
+    """Let modules see `self.training`, and recurrent layers drop outputs at their rates, inside `with`."""
+    try:
+        for module in modules:
+            module.training = True
+        for layer, rate in recurrences:
+            layer.dropout = rate
+        yield
+    finally:
+        for module in modules:
+            module.training = False
+        for layer, _ in recurrences:
+            layer.dropout = 0.0
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from posterity.model.module import (
     Turn,
     check_one_kind,
     fresh_weights,
+    in_training,
     made_by,
     named_weights,
     plain_attention,
@@ -261,17 +262,10 @@ class Network:
             flags = [m for m in self._module.modules() if training and not m.training and m not in self._batch_norms]
             self._dropping.append(masks)
             try:
-                for module in flags:
-                    module.training = True
-                for layer, rate in self._recurrences:
-                    layer.dropout = rate
-                yield
+                with in_training(flags, self._recurrences):
+                    yield
             finally:
                 self._dropping.pop()
-                for module in flags:
-                    module.training = False
-                for layer, _ in self._recurrences:
-                    layer.dropout = 0.0
 
     def run(
         self,
@@ -389,17 +383,12 @@ class Network:
         self, weights: Weights, inputs: Inputs, buffers: Buffers, per_member: bool, train: bool
     ) -> tuple[Tensor, Buffers]:
         """Run members one after the other."""
-        results = [
-            self._run(
-                [w[i] for w in weights],
-                map_inputs(lambda x, i=i: x[i], inputs) if per_member else inputs,  # type: ignore[misc]
-                self.buffers_of(buffers, i),
-                None,
-                False,
-                train,
-            )
-            for i in range(weights[0].shape[0])
-        ]
+
+        def run(index: int) -> tuple[Tensor, Buffers]:
+            own = map_inputs(lambda x: x[index], inputs) if per_member else inputs
+            return self._run([w[index] for w in weights], own, self.buffers_of(buffers, index), None, False, train)
+
+        results = [run(index) for index in range(weights[0].shape[0])]
         outputs = torch.stack([outputs for outputs, _ in results])
         return outputs, {name: torch.stack([after[name] for _, after in results]) for name in results[0][1]}
 

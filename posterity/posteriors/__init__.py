@@ -10,9 +10,10 @@ from posterity.posteriors.gaussian import Gaussian, continued
 from posterity.posteriors.linearized import Linearized
 from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.point import Point
-from posterity.posteriors.posterior import Posterior, default_integrator
+from posterity.posteriors.posterior import Posterior
 from posterity.posteriors.propagated import Propagated
 from posterity.posteriors.samples import Samples
+from posterity.predictive.probit import default_integrator
 
 __all__ = [
     "Calibrated",

@@ -29,15 +29,14 @@ from posterity.posteriors.functions import Evaluation, Functions
 from posterity.posteriors.standalone import PredictiveModule
 from posterity.predictive import (
     ClassPredictive,
-    Exact,
     Integrator,
     MonteCarlo,
     Predictive,
-    Probit,
     from_blocks,
     joint_gaussian,
     label_information,
 )
+from posterity.predictive.probit import default_integrator
 from posterity.storage import Part, RunFolder, encode
 
 if TYPE_CHECKING:
@@ -440,18 +439,3 @@ def _encode(posterior: Posterior, tensors: dict[str, Tensor], path: str) -> dict
         nested = isinstance(value, Posterior)
         values[name] = {"posterior": _encode(value, tensors, own)} if nested else encode(value, tensors, own)
     return {"type": type(posterior).__name__, "fields": values}
-
-
-def default_integrator(likelihood: Likelihood, mean: Tensor) -> Integrator:
-    """The default integrator for outputs of this mean (N, *event).
-
-    `Exact()` for Gaussian, Bernoulli, Probit and two classes, `Probit()` for more classes (for two, ignoring the
-    correlation of the logits is its largest error), `MonteCarlo(1000)` for any other likelihood.
-
-    >>> from posterity.likelihoods import Categorical
-    >>> default_integrator(Categorical(), torch.zeros(5, 2)), default_integrator(Categorical(), torch.zeros(5, 10))
-    (Exact(), Probit())
-    """
-    if likelihood.link is None:
-        return MonteCarlo(1000)
-    return Probit() if likelihood.link == "softmax" and mean.shape[1:] != (2,) else Exact()

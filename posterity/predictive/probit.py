@@ -10,8 +10,9 @@ from posterity.likelihoods.bernoulli import labels_only
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
+from posterity.predictive.exact import Exact
 from posterity.predictive.information import label_information
-from posterity.predictive.integrator import Integrator, at_positions, each_label, output_variance
+from posterity.predictive.integrator import Integrator, MonteCarlo, at_positions, each_label, output_variance
 from posterity.predictive.quadrature import probit_phi
 
 
@@ -194,3 +195,18 @@ class LaplaceBridge(Integrator):
         variance = spread.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)  # below 0 only by rounding
         probs = at_positions(_log_alpha(centre, variance).softmax(-1), mean)
         return _informed(probs, likelihood, mean, covariance)
+
+
+def default_integrator(likelihood: Likelihood, mean: Tensor) -> Integrator:
+    """The default integrator for outputs of this mean (N, *event).
+
+    `Exact()` for Gaussian, Bernoulli, Probit and two classes, `Probit()` for more classes (for two, ignoring the
+    correlation of the logits is its largest error), `MonteCarlo(1000)` for any other likelihood.
+
+    >>> from posterity.likelihoods import Categorical
+    >>> default_integrator(Categorical(), torch.zeros(5, 2)), default_integrator(Categorical(), torch.zeros(5, 10))
+    (Exact(), Probit())
+    """
+    if likelihood.link is None:
+        return MonteCarlo(1000)
+    return Probit() if likelihood.link == "softmax" and mean.shape[1:] != (2,) else Exact()
