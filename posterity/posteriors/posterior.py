@@ -366,7 +366,8 @@ class Posterior(ABC):
         last-layer Laplace posterior has moments in closed form, and probabilities by its default integrator; the mutual
         information is that of its draws. A traced program holds the network once for each draw, so that 20 to 50 draws
         suit it (the layers before a last-layer posterior, and members of an ensemble, are there once). Batches may be
-        of any size: `torch.export.export(q.module(draws=30), (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))`.
+        of any size, if the network's own code has `x.shape[0]` and not `len(x)`:
+        `torch.export.export(q.module(draws=30), (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))`.
         """
         if draws is not None:
             positive_whole("module: draws", draws)

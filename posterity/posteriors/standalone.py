@@ -49,7 +49,7 @@ def _filled(module: nn.Module, network: Network, theta: Tensor, buffers: Buffers
     return module
 
 
-class Part(nn.Module):
+class Predictor(nn.Module):
     """The base of what predicts a `Summary` of rows. Tensors of the likelihood are buffers, so that they move along."""
 
     def __init__(self, likelihood: Likelihood, network: nn.Module | None) -> None:
@@ -93,7 +93,7 @@ class Part(nn.Module):
 
 
 @final
-class Draws(Part):
+class Draws(Predictor):
     """Predictions by draws of weights (S, P), with buffers that all draws share, or (S, ...) for each."""
 
     def __init__(
@@ -117,7 +117,7 @@ class Draws(Part):
 
 
 @final
-class Masks(Part):
+class Masks(Predictor):
     """Predictions by dropout masks that are fixed: uniform numbers (S, *shape) of each site."""
 
     def __init__(
@@ -149,7 +149,7 @@ class Masks(Part):
 
 
 @final
-class LastLayer(Part):
+class LastLayer(Predictor):
     """Predictions by a normal last layer, in whose weights the outputs are linear; the layers before it run once.
 
     `draws` (S, *shape) are its weights by name, in the order of the precision matrix. Outputs of a linear layer have
@@ -247,7 +247,7 @@ class LastLayer(Part):
 
 
 @final
-class Propagation(Part):
+class Propagation(Predictor):
     """Moments of a ReLU network with independent normal weights, from layer to layer, under Gaussian noise."""
 
     def __init__(self, likelihood: Likelihood, chain: Chain, mean: Tensor, variance: Tensor) -> None:
