@@ -35,12 +35,8 @@ def named_tensors(inputs: Inputs, name: str = "inputs") -> dict[str, Tensor]:
     """Every tensor of `inputs` under a name fit for an error message."""
     if isinstance(inputs, Tensor):
         return {name: inputs}
-    named = isinstance(inputs, Mapping)
-    parts = (
-        ((f"{name}['{key}']", part) for key, part in inputs.items())
-        if named
-        else ((f"{name}[{index}]", part) for index, part in enumerate(inputs))
-    )
+    keys: Iterable[str | int] = inputs if isinstance(inputs, Mapping) else range(len(inputs))
+    parts = ((f"{name}[{key!r}]", inputs[key]) for key in keys)  # type: ignore[index]
     return {own: tensor for full, part in parts for own, tensor in named_tensors(part, full).items()}
 
 
