@@ -17,17 +17,19 @@ from posterity.jacobians.jacobian import Stacked
 from posterity.jacobians.linear import Thin
 from posterity.jacobians.output_layer import OutputLayer
 from posterity.likelihoods.likelihood import Likelihood
+from posterity.model.batch import Inputs, map_inputs, num_rows
 from posterity.model.data import Batch
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.problem import Problem
 from posterity.model.weights import entry_weights, output_weights, row_weights, weighted_log_prob
-from posterity.numerics.autodiff import dense_hessian
+from posterity.numerics.autodiff import chunk_rows, dense_hessian
 from posterity.numerics.random import Key
 
 logger = logging.getLogger("posterity")
 
+GRAPHS = 8  # copies of a row's activations in the graph of a derivative of a gradient
 WIDE = 64  # outputs from which closed forms of the output layer are faster than columns
 
 
@@ -336,6 +338,28 @@ def _say_drawn(outputs: int, columns: int, layers: str) -> None:
         f"GaussNewton: with {outputs:,} outputs a row, {layers} take {columns} random columns in place of exact ones "
         "(unbiased). GaussNewton(column_limit=None) takes all of them, with a backward pass for each."
     )
+
+
+def directional_derivatives(
+    joint: Joint, theta: Tensor, inputs: Inputs, buffers: Buffers | None, vectors: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield outputs (n, *event) of successive rows, and J v (S, n, *event) for vectors v (S, R), without J.
+
+    J v is the derivative in u of v . (J^T u), which is linear in u: some two backward passes for each vector, however
+    many outputs there are.
+    """
+    rebuild, random = weights_function(joint, theta)
+    known = survey(joint, inputs)
+    step = chunk_rows(joint.dtype.itemsize * (GRAPHS * known.row_entries + 2 * len(vectors) * prod(known.event)))
+    for low in range(0, num_rows(inputs), step):
+        part = map_inputs(lambda tensor, low=low: tensor[low : low + step], inputs)  # type: ignore[misc]
+        with torch_kernels(joint.network), torch.enable_grad():
+            leaf = random.detach().requires_grad_()
+            outputs = joint.network.outputs(rebuild(leaf), part, buffers)
+            dummy = torch.zeros_like(outputs, requires_grad=True)
+            (pulled,) = torch.autograd.grad(outputs, leaf, dummy, create_graph=True)
+            pushed = [torch.autograd.grad(pulled, dummy, vector, retain_graph=True)[0] for vector in vectors]
+        yield outputs.detach(), torch.stack(pushed)
 
 
 def weights_function(joint: Joint, theta: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:

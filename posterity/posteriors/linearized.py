@@ -1,17 +1,20 @@
 """Gaussian weights with the network linearised at their mean."""
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
+from posterity.curvature.curvature import directional_derivatives
 from posterity.curvature.derivatives import Piece, derivatives, row_bytes
 from posterity.curvature.survey import survey
 from posterity.jacobians.jacobian import Jacobian
-from posterity.model.batch import Inputs, num_rows
+from posterity.model.batch import Inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
 from posterity.model.problem import Problem
 from posterity.numerics.random import Key
@@ -22,6 +25,10 @@ from posterity.precisions.dense import Dense
 from posterity.precisions.low_rank import LowRank
 
 JOINT_BUDGET = 1 << 32  # bytes of a joint covariance of all rows, by default
+MOST_OUTPUTS = 2048  # of a row, up to which a prediction takes a backward pass for each
+VARIANCE_DRAWS = 100  # that estimate the variances of more
+
+logger = logging.getLogger("posterity")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,7 +48,10 @@ class Linearized(OfGaussian):
 
     **Cost**: D backward passes for each row, in factors: (N, D, R) is formed only for the structures `Full` and
     `LowRank`, some rows at a time; then about as much again as the passes took. Last layers need a forward pass only.
-    Where the integrator needs variances only, nothing is (D, D). All is differentiable in x.
+    Where the integrator needs variances only, nothing is (D, D). All is differentiable in x. With more than 2,048
+    outputs a row (pixels, tokens) in layers before the last, `predict` takes these variances from 100 draws of linear
+    functions, with a relative standard error of 0.14; `output_moments` is exact, and `predict` of inputs that require
+    a gradient.
 
     **References**: Bishop (2006), section 5.7; Immer et al. (2021), Improving predictions of Bayesian neural nets.
 
@@ -138,6 +148,22 @@ class Linearized(OfGaussian):
         means, spreads = zip(*chunks, strict=True)
         return torch.cat(means), torch.cat(spreads).to(means[0].dtype)
 
+    def _moments_to_integrate(
+        self, inputs: Inputs, marginal: bool, memory_budget: int | None, key: Key
+    ) -> tuple[Tensor, Tensor] | None:
+        """Moments in closed form; variances by draws where a row has very many outputs below other layers."""
+        assert isinstance(self.joint, Joint)
+        known, smooth = survey(self.joint, inputs), any(t.requires_grad for t in named_tensors(inputs).values())
+        size = max(1, prod(known.event))
+        if not marginal or size <= MOST_OUTPUTS or known.only_output or smooth:
+            return self.output_moments(inputs, marginal=marginal, memory_budget=memory_budget)
+        _say_variances(size)
+        deviations = self.gaussian.deviations(VARIANCE_DRAWS, key, self.gaussian.mean.dtype)
+        mean = self.gaussian.mean
+        pieces = list(directional_derivatives(self.joint, mean, inputs, self.buffers or None, deviations))
+        variances = [shifts.square().mean(0).flatten(1) for _, shifts in pieces]
+        return torch.cat([outputs for outputs, _ in pieces]), torch.cat(variances)
+
     def output_moments_under(self, inputs: Inputs) -> Callable[["Linearized"], tuple[Tensor, Tensor]]:
         """Return the function that gives `output_moments(inputs)` of posteriors at the same mean.
 
@@ -176,6 +202,15 @@ class Linearized(OfGaussian):
         self._alone()
         assert isinstance(self.joint, Joint)
         return derivatives(self.joint, self.gaussian.mean, inputs, self.buffers or None, budget=budget, whole=whole)
+
+
+@cache
+def _say_variances(size: int) -> None:
+    """Log once that variances are estimated."""
+    logger.warning(
+        f"predict: with {size:,} outputs a row, their variances are estimated from {VARIANCE_DRAWS} draws of linear "
+        "functions. output_moments(x, marginal=True) is exact, with a backward pass for each output."
+    )
 
 
 def _shaped(shift: Tensor, outputs: Tensor) -> Tensor:

@@ -279,7 +279,7 @@ class Posterior(ABC):
                     1, wanted.kept_bytes // max(1, num_rows(inputs) * example[0].numel() * example.element_size())
                 )
                 return from_blocks(likelihood, blocks, chosen.draws, kept=min(kept, chosen.draws), shared=False)
-        moments = self.output_moments(inputs, marginal=marginal, memory_budget=budget)
+        moments = self._moments_to_integrate(inputs, marginal, budget, key)
         if moments is None and wanted.integrator is not None:
             raise TypeError(
                 f"{type(self).__name__} has no closed-form output moments for {wanted.integrator} to integrate. "
@@ -300,6 +300,12 @@ class Posterior(ABC):
                 return label_information(likelihood, *full)
 
         return pred.with_information(information)
+
+    def _moments_to_integrate(
+        self, inputs: Inputs, marginal: bool, memory_budget: int | None, key: Key
+    ) -> tuple[Tensor, Tensor] | None:
+        """`output_moments` for a prediction."""
+        return self.output_moments(inputs, marginal=marginal, memory_budget=memory_budget)
 
     def prediction_draws(self, draws: int | None, share: float = 1.0) -> int:
         """Number of draws of a prediction: `draws` (by default 100), times the share of a component of a mixture."""

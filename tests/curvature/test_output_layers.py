@@ -16,6 +16,7 @@ from posterity.jacobians.output_layer import OutputLayer
 from posterity.likelihoods import Categorical
 from posterity.methods import Laplace, LastLayer
 from posterity.numerics import Key
+from posterity.posteriors import gaussian as gaussian_file
 
 ROWS, CLASSES = 4, 3
 
@@ -170,6 +171,26 @@ def test_predictions_of_a_last_layer_at_positions(name: str) -> None:
         close(q.output_moments(problem.batch.inputs, marginal=True)[1], wanted.diagonal(dim1=-2, dim2=-1))
         drawn, deviations = q.outputs(problem.batch.inputs, 3, Key(2)), q.gaussian.deviations(3, Key(2), FLOAT64)
         close(drawn - problem.outputs, (slopes @ deviations.T).movedim(-1, 0).reshape(drawn.shape))
+
+
+def test_variances_of_very_many_outputs_are_estimated_from_linear_functions(monkeypatch, caplog) -> None:
+    problem = case("pixels", False, last=False)
+    inputs = problem.batch.inputs
+    vectors = Key(4).normal((3, problem.joint.num_weights), FLOAT64)
+    pieces = list(engine.directional_derivatives(problem.joint, problem.theta, inputs, None, vectors))
+    close(torch.cat([outputs for outputs, _ in pieces]), problem.outputs)
+    close(torch.cat([shift for _, shift in pieces], 1), torch.einsum("...r,sr->s...", problem.slopes, vectors))
+    data = (inputs, problem.batch.targets)
+    q, _ = po.infer(Laplace(structure=Kronecker(), tuning=None), problem.joint, data, progress=False)
+    exact, small = q.predict(inputs).probs, q.output_moments(inputs, marginal=True)[1]
+    monkeypatch.setattr(gaussian_file, "MOST_OUTPUTS", 5)
+    estimates = torch.stack([q._moments_to_integrate(inputs, True, None, Key(s))[1] for s in range(20)])
+    error = small * (2.0 / 2000.0) ** 0.5
+    assert ((estimates.mean(0) - small).abs() <= 5.0 * error).all()
+    with caplog.at_level(logging.WARNING, logger="posterity"):
+        rough = q.predict(inputs).probs
+    assert "100 draws of linear functions" in caplog.text
+    assert 0.0 < (rough - exact).abs().max() < 0.1
 
 
 @pytest.mark.parametrize("name", ["pixels", "tokens", "many classes"])
