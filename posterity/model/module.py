@@ -204,8 +204,8 @@ def fresh_weights(module: nn.Module, wanted: Iterable[str], key: Key) -> None:
         for name in reversed(resets):  # a layer after its children, which it may initialise itself
             resets[name]()
     if len(zeros) < len(matrices):
-        for weight in zeros:
-            weight.detach().zero_()
+        for matrix in zeros:
+            matrix.detach().zero_()
 
 
 def _reset_adapters(layer: Any, reset: Callable[..., object]) -> None:
