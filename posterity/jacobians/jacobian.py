@@ -302,10 +302,8 @@ class Stacked(Jacobian):
         return added(piece.weighted_squares(taken(variance, where)) for where, piece in self.pieces)
 
     def row_draws(self, variance: Tensor, noise: Tensor) -> Tensor | None:
-        if len(self.pieces) > 1:
-            return None
-        where, piece = self.pieces[0]
-        return piece.row_draws(taken(variance, where), noise)
+        (where, piece), *others = self.pieces
+        return None if others else piece.row_draws(taken(variance, where), noise)
 
     def products(self, vectors: Tensor) -> Tensor:
         pairs = zip(self.blocks, self.parts, strict=True)

@@ -81,7 +81,7 @@ class Network:
         check_one_kind(trainable)
         self.layout = Layout.of({name: p.shape for name, p in trainable.items()})
         self.initial = self.layout.flatten({name: p.detach() for name, p in trainable.items()})  # (P,)
-        self.frozen: Buffers = {name: p.detach().clone() for name, p in parameters.items() if name not in trainable}
+        self.frozen: Buffers = {name: p.detach() for name, p in parameters.items() if name not in trainable}
         self.buffers: Buffers = {name: b.detach().clone() for name, b in buffers.items()}
         self._buffer_dims = {name: b.dim() for name, b in buffers.items()}
         self._names = {**names, **buffer_names}

@@ -25,8 +25,6 @@ from posterity.precisions.diagonal import Diagonal
 from posterity.precisions.precision import Precision
 from posterity.priors.correlated import Correlated
 
-logger = logging.getLogger("posterity")
-
 # Numbers drawn at a time: few enough to stay in a CPU's cache until they are used.
 LARGE = {"cpu": 1 << 19, "cuda": 1 << 26}
 # Rows times draws of one pass: one draw keeps a CPU busy, and a GPU has memory for the activations of several.
