@@ -204,9 +204,9 @@ class SWAG(Method):
         fit, info = self.fit.step(joint, state.fit, batch, key)
         state = state._replace(fit=fit)
         since = fit.step - self.warmup
-        return (self._collect(joint, state) if since > 0 and since % self.every == 0 else state), info
+        return (self.collect(joint, state) if since > 0 and since % self.every == 0 else state), info
 
-    def _collect(self, joint: Problem, state: SWAGState) -> SWAGState:
+    def collect(self, joint: Problem, state: SWAGState) -> SWAGState:
         """Add theta to the moments; its deviation replaces the oldest."""
         theta = state.fit.theta.to(torch.float64)
         before = theta - state.mean
