@@ -111,9 +111,10 @@ class Draw:
             return
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         gradients = [p.grad for p in parameters]
-        context.__exit__(_Uncounted, _Uncounted(), None)
-        for p, gradient in zip(parameters, gradients, strict=True):
-            p.grad = gradient if keep_gradients else None
+        context.__exit__(_Uncounted, _Uncounted(), None)  # clears the gradients
+        if keep_gradients:
+            for p, gradient in zip(parameters, gradients, strict=True):
+                p.grad = gradient
 
 
 def ivon_of(owner: str, optimizer: object, remedy: str) -> IVON:

@@ -175,11 +175,16 @@ def test_means_return_where_a_step_is_given_up(hugging: Any, tmp_path: Path) -> 
                 raise RuntimeError("full memory")
             control.should_training_stop = True
 
+        def on_prediction_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+            self.evaluated = vector(model)
+
     net = model(hugging)
     means, stop, callback = vector(net), Stop(False), HuggingFaceIVON(problem)
-    trained(hugging, tmp_path, callback, stop, net=net, gradient_accumulation_steps=2)
+    trained(hugging, tmp_path, callback, stop, net=net, gradient_accumulation_steps=2, eval_strategy="epoch")
+    assert torch.equal(stop.evaluated, means)
     assert torch.equal(vector(net), means)
     assert torch.equal(callback.posterior.mean, means)
+    assert all(p.grad is None for p in net.parameters())
     assert not torch.equal(stop.drawn, means)
     with pytest.raises(RuntimeError, match="full memory"):
         trained(hugging, tmp_path, callback, Stop(True), net=net, gradient_accumulation_steps=2)

@@ -138,6 +138,9 @@ def test_ivon_refuses_what_would_be_wrong(lightning: Any, tmp_path: Path, caplog
     twice = {"accumulate_grad_batches": 2}
     fails(ValueError, "mc_samples must be 1 with accumulate_grad_batches", lambda n: ivon(n, mc_samples=2), **twice)
 
+    half = lightning.plugins.MixedPrecision("16-mixed", "cpu")
+    fails(ValueError, "with precision '16-mixed' Lightning runs batches at the means", ivon, plugins=[half])
+
     def broken(net: nn.Module) -> po.Joint:
         raise LookupError("no such head")
 
