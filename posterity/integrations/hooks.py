@@ -23,8 +23,7 @@ class Hooks:
     """The base of callbacks that leave a posterior behind.
 
     An instance also derives from `base`, the other package's class of callbacks, which is imported only then.
-    `problem` makes the joint of `network(module)`, of which it must be given the network itself: its weights are
-    matched by their names in it.
+    `problem` makes the joint of `network(module)` (None: of the module); weights are matched by their names there.
     """
 
     base: ClassVar[tuple[str, str]]  # module and class; the extra that installs them has the package's name
@@ -35,7 +34,8 @@ class Hooks:
 
     def __init__(self, problem: AsProblem, network: AsNetwork | None) -> None:
         for name, value in {"problem": problem, "network": network}.items():
-            if isinstance(value, (Joint, nn.Module)) or not (value is None or callable(value)):
+            left_out = value is None and name == "network"
+            if isinstance(value, (Joint, nn.Module)) or not (callable(value) or left_out):
                 raise TypeError(
                     f"{self.name}.{name} must be a function of the module, called at the end of training. Got "
                     f"{shown(value)}. Write lambda module: po.Joint(module, likelihood, prior, num_data)."
