@@ -217,9 +217,9 @@ class SWAG(Method):
         fit, info = self.fit.step(joint, state.fit, batch, key)
         state = state._replace(fit=fit)
         since = fit.step - self.warmup
-        return (self._collect(joint, state) if since > 0 and since % self.every == 0 else state), info
+        return (self.collect(joint, state) if since > 0 and since % self.every == 0 else state), info
 
-    def _collect(self, joint: Problem, state: SWAGState) -> SWAGState:
+    def collect(self, joint: Problem, state: SWAGState) -> SWAGState:
         """Add theta to the moments; its deviation replaces the oldest."""
         theta = state.fit.theta.to(torch.float64)
         before = theta - state.mean
@@ -260,7 +260,7 @@ class SWAG(Method):
         for last in checkpoints:
             theta = network.layout.flatten(named_weights("SWAG.from_checkpoints", last, network.layout))
             fit = MAPState(theta.to(network.initial), None, {}, 0)
-            state = self._collect(joint, self._empty(joint, fit) if state is None else state._replace(fit=fit))
+            state = self.collect(joint, self._empty(joint, fit) if state is None else state._replace(fit=fit))
         if state is None or state.collected < max(2, self.rank):
             count = 0 if state is None else state.collected
             raise ValueError(

@@ -325,7 +325,8 @@ class IVON(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a saved state, bit for bit where the weights are restored too; unused samples are dropped."""
         self._refuse_inside("load_state_dict")
-        missing = [name for group in state_dict["param_groups"] for name in self.defaults if name not in group]
+        wanted = [name for name in self.defaults if name != "differentiable"]  # which torch adds to them on loading
+        missing = [name for group in state_dict["param_groups"] for name in wanted if name not in group]
         if missing:
             raise ValueError(f"IVON.load_state_dict: the state must be IVON's. Got one without {missing[0]!r}.")
         names = [name for group in state_dict["param_groups"] for name in group["params"]]

@@ -15,6 +15,7 @@ ROOT = Path(posterity.__file__).parent
 PROJECT = ROOT.parent
 INTERNAL = ("cli", "jacobians", "numerics", "recipes", "special", "storage")
 HEAVY = ("sklearn", "pandas", "pyarrow", "matplotlib", "typer", "rich", "platformdirs", "scipy", "jinja2")
+HEAVY += ("transformers", "accelerate", "lightning", "tensorboard")
 SUBPACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
 
@@ -77,6 +78,11 @@ def test_the_top_level_has_every_package_that_users_need_and_no_other():
     assert outcome.stdout.split() == [*sorted(posterity.__all__), "reliability_diagram"], outcome.stderr
 
 
+def test_nothing_imports_the_integrations():
+    users = [path.relative_to(ROOT) for path in ROOT.rglob("*.py") if "posterity.integrations" in path.read_text()]
+    assert {path.parts[0] for path in users} == {"integrations"}
+
+
 def test_no_file_is_too_long_to_read_in_one_sitting():
     files = (*ROOT.rglob("*.py"), *(PROJECT / "posterity_studies").rglob("*.py"))
     long = {path.name: count for path in files if (count := path.read_text().count("\n")) > 450}
@@ -87,10 +93,10 @@ def test_only_infer_loops_over_steps():
     """No method runs a loop of its own: nobody below `inference` or in `methods` asks a Feed for its batches."""
     users = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if ".from_step(" in path.read_text()}
     # The validator passes over held-out rows, log-likelihoods of draws and the distance to the mode over all; a Feed is
-    # put together of others, and the rows of a loader are read into memory. SWAG of checkpoints trains nothing: it
-    # passes over the rows for batch-norm statistics.
+    # put together of others, and the rows of a loader are read into memory. Batch-norm statistics of what others have
+    # trained come from one pass.
     reading = {"posteriors/samples.py", "inference/validator.py", "model/batch.py", "model/data.py"}
-    reading |= {"methods/parts/mode_distance.py", "methods/swag.py"}
+    reading |= {"methods/parts/mode_distance.py", "methods/swag.py", "integrations/lightning.py"}
     assert users == {"inference/infer.py", *reading}
 
 

@@ -361,6 +361,7 @@ def test_a_saved_run_goes_on_bit_by_bit(tmp_path, dtype):
     saved = torch.load(tmp_path / "run.pt", weights_only=True)
     other = optimiser(resumed, lr=0.7, seed=9)
     resumed.load_state_dict(saved["net"])
+    other.load_state_dict(optimiser(network(dtype)).state_dict())  # some trainers load a state at their start
     other.load_state_dict(saved["opt"])
     torch.manual_seed(5)  # the noise is the optimiser's own
     train(resumed, other, steps=4, samples=2, x=x, y=y)
