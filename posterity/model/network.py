@@ -157,8 +157,9 @@ class Network:
     @property
     def mixes_rows(self) -> bool:
         """Whether an output row depends on the other rows of its batch even in evaluation mode."""
-        norms = (m for m in self._batch_norms if isinstance(m, nn.modules.batchnorm._BatchNorm))
-        return any(not m.track_running_stats for m in norms)
+        return any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm) and not m.track_running_stats for m in self._batch_norms
+        )
 
     def replace(
         self,
@@ -322,8 +323,7 @@ class Network:
         )
         try:
             with plain_attention():
-                outputs, after = together(tuple(weights), inputs, stacked)
-            return outputs, after
+                return together(tuple(weights), inputs, stacked)
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             looped = self._loop(weights, inputs, stacked, per_member, train)  # raises if the module is at fault
@@ -440,10 +440,10 @@ class Network:
                     Dropping(self._dropping[-1]) if self._dropping else nullcontext(),
                     scattered_weights() if self._scattered else nullcontext(),
                 ):
-                    if isinstance(inputs, Tensor):
-                        outputs = function(inputs)
+                    if isinstance(inputs, Mapping):
+                        outputs = function(**inputs)
                     else:
-                        outputs = function(**inputs) if isinstance(inputs, Mapping) else function(*inputs)
+                        outputs = function(*((inputs,) if isinstance(inputs, Tensor) else inputs))
             finally:
                 for table, name, own in self._own:
                     table[name] = own
