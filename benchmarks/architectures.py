@@ -59,10 +59,9 @@ class Encoder(nn.Module):
         self.words, self.positions = nn.Embedding(WORDS, WIDTH), nn.Parameter(0.02 * torch.randn(TOKENS, WIDTH))
         self.layers, self.out = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(WIDTH, CLASSES)
 
-    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Logits (N, C) of tokens and a mask (N, T), which is 1 where there is a token."""
-        mask = inputs["mask"]
-        hidden = self.layers(self.words(inputs["tokens"]) + self.positions, src_key_padding_mask=mask == 0)
+        hidden = self.layers(self.words(tokens) + self.positions, src_key_padding_mask=mask == 0)
         weights = mask.unsqueeze(-1).to(hidden)
         out: Tensor = self.out((hidden * weights).sum(1) / weights.sum(1))
         return out
@@ -107,9 +106,8 @@ class GraphNet(nn.Module):
         self.first, self.second, self.out = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, CLASSES)
         self.dropout = nn.Dropout(0.1)
 
-    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
         """Logits (N, C) of nodes (N, 6, 4) and edges (N, 6, 6)."""
-        nodes, edges = inputs["nodes"], inputs["edges"]
         share = edges / edges.sum(-1, keepdim=True)
         hidden = F.relu(self.first(share @ nodes))
         out: Tensor = self.out(self.dropout(F.relu(self.second(share @ hidden)).mean(1)))
@@ -156,3 +154,100 @@ def gpt2_with_lora() -> nn.Module:
     lora = LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True)
     net: nn.Module = get_peft_model(GPT2LMHeadModel(config), lora)
     return net
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A network as people bring it: how it is made, a loader of its rows, its likelihood, and its outputs."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    rows: Callable[[torch.Generator], list[Any]]
+    likelihood: Likelihood
+    outputs: Callable[[Any], Tensor] | None = None
+
+    def module(self, seed: int) -> nn.Module:
+        """The network with weights by the seed."""
+        torch.manual_seed(seed)
+        return self.make()
+
+    def loader(self, seed: int) -> DataLoader[Any]:
+        """Batches of its rows, the same for the same seed."""
+        return DataLoader(self.rows(torch.Generator().manual_seed(seed)), batch_size=BATCH)  # type: ignore[arg-type]
+
+
+def _images(size: int, *, pixels: bool = False) -> Callable[[torch.Generator], list[Any]]:
+    def rows(generator: torch.Generator) -> list[Any]:
+        count = ROWS // 3 if pixels else ROWS
+        x = torch.randn(count, 1, size, size, generator=generator)
+        if pixels:
+            return list(zip(x, ((x > 0).long() + (x > 1).long()).squeeze(1), strict=True))
+        return list(zip(x, torch.arange(count) % CLASSES, strict=True))
+
+    return rows
+
+
+def _sequences(generator: torch.Generator) -> list[Any]:
+    x = torch.randn(ROWS, TOKENS, 4, generator=generator)
+    return list(zip(x, torch.arange(ROWS) % CLASSES, strict=True))
+
+
+def _tokens(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Tokens, and a mask that is 0 at the padded ends."""
+    tokens = torch.randint(1, WORDS, (ROWS, TOKENS), generator=generator)
+    length = torch.randint(3, TOKENS + 1, (ROWS, 1), generator=generator)
+    return tokens, (torch.arange(TOKENS) < length).long()
+
+
+def _padded(generator: torch.Generator) -> list[Any]:
+    tokens, mask = _tokens(generator)
+    labels = torch.arange(ROWS) % CLASSES
+    return [{"tokens": t, "mask": m, "labels": y} for t, m, y in zip(tokens, mask, labels, strict=True)]
+
+
+def _next_tokens(generator: torch.Generator) -> list[Any]:
+    tokens, mask = _tokens(generator)
+    following = tokens.roll(-1, 1).masked_fill(mask.roll(-1, 1) == 0, -100)
+    following[:, -1] = -100
+    return list(zip(tokens, following, strict=True))
+
+
+def _for_transformers(*, following: bool) -> Callable[[torch.Generator], list[Any]]:
+    def rows(generator: torch.Generator) -> list[Any]:
+        tokens, mask = _tokens(generator)
+        labels = torch.arange(ROWS) % CLASSES
+        targets: Any = [y for _, y in _next_tokens(generator)] if following else labels
+        names = ("input_ids", "attention_mask", "labels")
+        return [dict(zip(names, row, strict=True)) for row in zip(tokens, mask, targets, strict=True)]
+
+    return rows
+
+
+def _graphs(generator: torch.Generator) -> list[Any]:
+    nodes = torch.randn(ROWS, 6, 4, generator=generator)
+    edges = (torch.rand(ROWS, 6, 6, generator=generator) < 0.4).float()
+    edges = ((edges + edges.mT) > 0).float().maximum(torch.eye(6))
+    labels = torch.arange(ROWS) % CLASSES
+    return [{"nodes": n, "edges": e, "labels": y} for n, e, y in zip(nodes, edges, labels, strict=True)]
+
+
+def classes_first(returned: Any) -> Tensor:
+    """Logits (N, V, T) of a language model of transformers, which puts the words last."""
+    logits: Tensor = returned.logits.movedim(-1, 1)
+    return logits
+
+
+ARCHITECTURES = (
+    Architecture("CNN with batch norm", ConvolutionalNet, _images(8), Categorical()),
+    Architecture("U-Net 64 x 64", UNet, _images(64, pixels=True), Categorical(positions=2)),
+    Architecture("transformer with masks", Encoder, _padded, Categorical()),
+    Architecture("causal model, tied head", CausalModel, _next_tokens, Categorical(positions=1)),
+    Architecture("LSTM", lambda: Recurrent(nn.LSTM), _sequences, Categorical()),
+    Architecture("GRU", lambda: Recurrent(nn.GRU), _sequences, Categorical()),
+    Architecture("graph net", GraphNet, _graphs, Categorical()),
+    Architecture("ViT, class token", VisionTransformer, _images(8), Categorical()),
+    Architecture("BERT", bert, _for_transformers(following=False), Categorical()),
+    Architecture(
+        "GPT-2 with LoRA", gpt2_with_lora, _for_transformers(following=True), Categorical(positions=1), classes_first
+    ),
+)
