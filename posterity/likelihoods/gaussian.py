@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData
-from posterity.likelihoods.likelihood import Entrywise, real
+from posterity.likelihoods.likelihood import Entrywise, event_sum, real
 from posterity.likelihoods.scaled import HALF_LOG_TWO_PI, Scaled
 from posterity.numerics.brief import repr_of_set
 from posterity.numerics.random import Key
@@ -84,7 +84,7 @@ class Gaussian(Scaled):
 
     def expected_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         """Return log p(y | mean) - sum over the event of variance / (2 scale^2)."""
-        return self.log_prob(mean, targets) - self._lost(mean, variance, targets).flatten(1).sum(1)
+        return self.log_prob(mean, targets) - event_sum(self._lost(mean, variance, targets), targets.dim() - 1)
 
     def expected_entry_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         return self.entry_log_prob(mean, targets) - self._lost(mean, variance, targets)

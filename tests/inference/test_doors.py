@@ -102,7 +102,7 @@ def test_batch_norm_cannot_train_on_one_row():
 
 def test_validation_is_refused_at_the_door():
     method = po.methods.MAP(steps=2)
-    with pytest.raises(BadData, match="weights of the rows are all 0"):
+    with pytest.raises(BadData, match="no row has a weight and a target"):
         po.infer(method, problem(), (X, X), validation=(X, X, torch.zeros(12, dtype=torch.float64)))
 
 

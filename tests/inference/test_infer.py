@@ -73,10 +73,10 @@ REFUSALS = [
     ),
     (lambda: po.infer(QUICK, regression(FLOAT64), spoiled(0, float("nan"))), BadData, r"inputs must be finite.*row 4"),
     (lambda: po.infer(QUICK, regression(FLOAT64), spoiled(0, float("inf"))), BadData, r"inputs must be finite.*row 4"),
-    (lambda: po.infer(QUICK, regression(FLOAT64), spoiled(1, float("nan"))), BadData, r"targets must be finite.*row 4"),
+    (lambda: po.infer(QUICK, regression(FLOAT64), spoiled(1, float("inf"))), BadData, r"targets must be finite.*row 4"),
     (
         lambda: po.infer(
-            QUICK, regression(FLOAT64), DataLoader(TensorDataset(*spoiled(1, float("nan"))), batch_size=5)
+            QUICK, regression(FLOAT64), DataLoader(TensorDataset(*spoiled(1, float("inf"))), batch_size=5)
         ),
         BadData,
         r"targets must be finite",
@@ -92,7 +92,7 @@ REFUSALS = [
         r"model's dtype float64\. Got float32",
     ),
     (
-        lambda: po.infer(QUICK, regression(FLOAT64), numbers(FLOAT64), validation=spoiled(1, float("nan"))),
+        lambda: po.infer(QUICK, regression(FLOAT64), numbers(FLOAT64), validation=spoiled(1, float("inf"))),
         BadData,
         r"targets must be finite",
     ),
