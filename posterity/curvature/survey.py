@@ -55,7 +55,7 @@ def explicit_jacobian(
     buffers: Buffers | None,
     columns: Tensor | None = None,
 ) -> Tensor:
-    """Jacobian in the named tensors, concatenated, of the outputs (n, D, size), or of columns (K, n, *event) of them."""
+    """Jacobian in the named tensors, concatenated, of outputs (n, D, size), or of columns (K, n, *event) of them."""
     slices = {part.name: part for part in joint.network.layout}
     index = torch.cat([torch.arange(slices[n].offset, slices[n].offset + slices[n].size) for n in names])
     index = index.to(theta.device)

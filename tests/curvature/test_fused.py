@@ -377,6 +377,17 @@ def test_uses_that_look_like_those_with_rules(kind: str) -> None:
     close(GaussNewton().diagonal(case.joint, case.theta, case.batch, None), case.matrix.diagonal())
 
 
+@pytest.mark.parametrize("name", ["attention across", "LSTM {}", "Conv1D", "rows of a tensor", "encoder layer"])
+def test_noise_in_layers_leaves_fused_weights_to_be_drawn_once(name: str) -> None:
+    """Flipout replaces linear maps that the module itself calls, and no others."""
+    build, inputs = CASES[name]
+    case = problem(name)
+    method = po.methods.MeanField(estimator=po.methods.Flipout(), steps=2, batch_size=None)
+    joint = po.Joint(build(), po.likelihoods.Gaussian(0.7), po.priors.Normal(0.8), ROWS)
+    q, _ = po.infer(method, joint, (inputs, case.batch.targets), progress=False)
+    assert torch.isfinite(q.point()).all()
+
+
 def test_rows_that_cannot_be_told_are_not_guessed() -> None:
     """Without derivatives at these weights, (N T) and (T N) look alike."""
 
