@@ -99,11 +99,11 @@ class Full(Structure):
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
         if not rows.factored:
             return added(sums, matrix=rows.matrix())
-        for piece in rows.jacobians(between_layers=True):
+        for piece in rows.jacobians(between_layers=True, whole=rows.size):
             jacobian = piece.jacobian
             outputs = max(1, prod(piece.outputs.shape[1:]))
             # Not by the columns of this piece, whose number varies: all pieces must use one form.
-            if rows.joint.num_data * rows.curvature.num_columns(outputs) < jacobian.size:
+            if rows.joint.num_data * rows.num_columns(outputs, rows.size) < jacobian.size:
                 part = jacobian.rows().flatten(0, 1).to(torch.float64)
                 sums["rows"] = torch.cat([sums["rows"], part]) if "rows" in sums else part
                 continue
@@ -149,7 +149,8 @@ class BlockDiagonal(Structure):
                 index = place.block.index.to(whole.device)
                 added(sums, **{str(layer): whole[index][:, index]})
             return sums
-        for piece in rows.jacobians():
+        largest = max(place.block.size for place in rows.places)
+        for piece in rows.jacobians(whole=largest):
             if not isinstance(piece.jacobian, Stacked):
                 raise TypeError("Blocks are of whole tensors. Got single weights. Use Full() or Diagonal().")
             for layer, place in enumerate(rows.places):
