@@ -4,7 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from math import prod
 from typing import ClassVar
 
@@ -30,6 +30,7 @@ from posterity.numerics.random import Key
 logger = logging.getLogger("posterity")
 
 GRAPHS = 8  # copies of a row's activations in the graph of a derivative of a gradient
+SURPLUS = 10  # drawn columns of all rows for each weight of a matrix that is kept whole
 WIDE = 64  # outputs from which closed forms of the output layer are faster than columns
 
 
@@ -57,6 +58,10 @@ class Curvature(ABC):
     def draws(self, outputs: int) -> bool:
         """Whether columns are drawn in place of exact ones, for this many outputs."""
         return False
+
+    def drawn(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key, count: int) -> Tensor:
+        """This many drawn columns, where `draws`; all exact ones, where they are no more."""
+        return self.columns(likelihood, outputs, targets, key)
 
     def probabilities(self, likelihood: Likelihood, outputs: Tensor) -> Tensor | None:
         """p, shaped as outputs (n, C, *positions), where S S^T is diag(p) - p p^T at each position; else None."""
@@ -147,11 +152,12 @@ class Rows:
         joint, batch = self.data
         return survey(joint, batch.inputs).places
 
-    def jacobians(self, *, between_layers: bool = False) -> Iterator[Piece]:
+    def jacobians(self, *, between_layers: bool = False, whole: int = 0) -> Iterator[Piece]:
         """Yield the factors J_n^T S_n, whose products sum to the curvature.
 
         An output layer with many outputs is in closed form (`OutputLayer`), apart from the columns of the others. With
-        `between_layers` all layers share their columns, unless there is no other.
+        `between_layers` all layers share their columns, unless there is no other. `whole` is the size of the largest
+        matrix that is kept of these, see `num_columns`.
         """
         if not isinstance(self.joint, Joint):
             raise TypeError(
@@ -165,9 +171,10 @@ class Rows:
         closed = self.curvature.in_closed_form(self.likelihood, known) and (known.only_output or not between_layers)
         if self.curvature.draws(outputs) and not (closed and known.only_output):
             layers = "all layers but the output layer" if closed else "all layers"
-            _say_drawn(outputs, self.curvature.num_columns(outputs), layers)
-        count, probabilities = self.curvature.num_columns(outputs), self._probabilities if closed else None
-        pieces = derivatives(joint, *point, self._columns, probabilities=probabilities, count=count, budget=self.budget)
+            _say_drawn(outputs, self.num_columns(outputs, whole), layers)
+        count, probabilities = self.num_columns(outputs, whole), self._probabilities if closed else None
+        columns = partial(self._columns, count=count)
+        pieces = derivatives(joint, *point, columns, probabilities=probabilities, count=count, budget=self.budget)
         for piece in pieces:
             if piece.fresh:
                 self._outputs.append(piece.outputs)
@@ -213,9 +220,22 @@ class Rows:
         assert probabilities is not None
         return probabilities, None if self.entry_weights is None else self.entry_weights[low : low + len(outputs)]
 
-    def _columns(self, outputs: Tensor, low: int) -> Tensor:
+    def num_columns(self, outputs: int, whole: int) -> int:
+        """Columns of a row with this many outputs, where matrices of up to `whole` weights are kept.
+
+        Of drawn ones, all rows together have `SURPLUS` times that many: the inverse of a matrix made of m random
+        columns is too large by m / (m - whole).
+        """
+        count = self.curvature.num_columns(outputs)
+        if not self.curvature.draws(outputs):
+            return count
+        return max(count, min(outputs, -(-SURPLUS * whole // self.joint.as_joint("curvature").num_data)))
+
+    def _columns(self, outputs: Tensor, low: int, count: int) -> Tensor:
         targets = self.data[1].targets[low : low + len(outputs)]
-        columns = self.curvature.columns(self.likelihood, outputs, targets, self.key.fold(low)).detach()
+        given = self.likelihood, outputs, targets, self.key.fold(low)
+        draws = self.curvature.draws(max(1, outputs[:1].numel()))
+        columns = (self.curvature.drawn(*given, count) if draws else self.curvature.columns(*given)).detach()
         weights = self._output_weights(outputs, slice(low, low + len(outputs)))
         return columns if weights is None else columns * weights.sqrt()
 
@@ -247,7 +267,7 @@ class Rows:
             with nullcontext() if self.joint.network is None else torch_kernels(self.joint.network):
                 return dense_hessian(negative, random).to(torch.float64)
         total: Tensor | None = None
-        for piece in self.jacobians(between_layers=True):
+        for piece in self.jacobians(between_layers=True, whole=self.size):
             total = piece.jacobian.gram(total)
         assert total is not None
         return 0.5 * (total + total.mT)  # a product is symmetric up to rounding
@@ -315,7 +335,9 @@ class Rows:
         """The function v -> S S^T v of vectors shaped as the outputs; exact, where columns would be drawn."""
         size = max(1, outputs[:1].numel())
         if not self.curvature.draws(size):
-            columns = self._columns(outputs, 0).reshape(-1, len(outputs), size)  # (K, n, D)
+            columns = self._columns(outputs, 0, self.curvature.num_columns(size)).reshape(
+                -1, len(outputs), size
+            )  # (K, n, D)
 
             def by_columns(vector: Tensor) -> Tensor:
                 inner = torch.einsum("knd,nd->kn", columns, vector.reshape(columns.shape[1:]))

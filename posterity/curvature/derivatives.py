@@ -36,6 +36,7 @@ CACHE = 1 << 25  # bytes per chunk of rows on a CPU: larger chunks wait for memo
 UNIT_CACHE = 1 << 24  # the same for Jacobians, whose chunks are read more often
 DEVICE = 5 << 29  # the same on a GPU, which needs many rows at a time
 LEAST_ROWS = 16
+MANY = 64  # outputs from which weights without a rule are differentiated column by column
 
 _SAID: WeakSet[Survey] = WeakSet()
 
@@ -124,12 +125,13 @@ def derivatives(
                 return
             uses = [use for use in uses if use is not made[0]]
         seeds = _units(plain) if columns is None else columns(plain, low)
-        whole_jacobian = _explicit_jacobian(joint, theta, part, buffers, known) if known.explicit else None
+        few = columns is not None and len(seeds) < plain[0].numel() > MANY  # columns cost less than the whole Jacobian
+        rest = _explicit_rows(joint, theta, part, buffers, known, seeds if few else None) if known.explicit else None
         for first in range(0, len(seeds), together):
             some = seeds[first : first + together]
             parts = _used(outputs, uses, some, known, first + together >= len(seeds), differentiable)
-            if whole_jacobian is not None:
-                parts += _explicit(whole_jacobian, some, known)
+            if rest is not None:
+                parts += _explicit(rest[:, first : first + len(some)] if few else _combined(rest, some), known)
             if not parts:  # the outputs depend on none of the weights
                 zeros = plain.new_zeros(len(plain), len(some), known.total)
                 parts = [(Block(tuple(known.offsets), known.total, 1, 0), Explicit(zeros))]
@@ -179,14 +181,25 @@ def derivative_bytes(joint: Joint, known: Survey, rows: int, columns: int) -> in
     return chunk * (entry * (2 + 2 * together) + features)
 
 
-def _explicit_jacobian(joint: Joint, theta: Tensor, inputs: Inputs, buffers: Buffers | None, known: Survey) -> Tensor:
-    """The whole Jacobian (n, D, size) in the weights without a rule; the reasons are logged once for each survey."""
+def _explicit_rows(
+    joint: Joint, theta: Tensor, inputs: Inputs, buffers: Buffers | None, known: Survey, columns: Tensor | None
+) -> Tensor:
+    """The whole Jacobian (n, D, size) in the weights without a rule, or its products with columns (n, K, size).
+
+    The reasons are logged once for each survey.
+    """
     if known not in _SAID:
         _SAID.add(known)
         for name, reason in known.explicit.items():
             logger.info("curvature of '%s' by whole Jacobians, because %s", name, reason)
     names = [place.block.names[0] for place in known.places if place.block.names[0] in known.explicit]
-    return explicit_jacobian(joint, theta, names, inputs, buffers)
+    return explicit_jacobian(joint, theta, names, inputs, buffers, columns)
+
+
+def _combined(whole: Tensor, seeds: Tensor) -> Tensor:
+    """Products (n, K, size) of seeds (K, n, *event) with a Jacobian (n, D, size)."""
+    flat = seeds.flatten(2) if seeds.dim() > 2 else seeds.unsqueeze(-1)  # (K, n, D)
+    return torch.einsum("knd,ndr->nkr", flat, whole)
 
 
 def _units(outputs: Tensor) -> Tensor:
@@ -254,10 +267,8 @@ def _together(outputs: Tensor, uses: list[Use], seeds: Tensor, keep: bool) -> Se
     ]
 
 
-def _explicit(whole: Tensor, seeds: Tensor, known: Survey) -> list[tuple[Block, Jacobian]]:
-    """Jacobians in the weights without rules, from their whole Jacobian (n, D, size)."""
-    flat = seeds.flatten(2) if seeds.dim() > 2 else seeds.unsqueeze(-1)  # (K, n, D)
-    rows = torch.einsum("knd,ndr->nkr", flat, whole)
+def _explicit(rows: Tensor, known: Survey) -> list[tuple[Block, Jacobian]]:
+    """Jacobians in the weights without rules, from those of all of them (n, K, size)."""
     parts: list[tuple[Block, Jacobian]] = []
     first = 0
     for place in known.places:

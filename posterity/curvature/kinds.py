@@ -21,10 +21,12 @@ class GaussNewton(Curvature):
 
     **Math**: G = sum_n w_n J_n^T F_n J_n, J_n = d f(x_n) / d theta, F_n the likelihood's `output_fisher`. Its columns
     are a root S_n of F_n: C - 1 of them for C classes, and as many for each position. For rows with more than
-    `column_limit` outputs, 4 columns S_n e with random signs e take their place; None takes all, always.
+    `column_limit` outputs, columns S_n e with random signs e take their place; None takes all, always. There are 4 in a
+    row, and more where all rows would have fewer than 10 for each weight of a matrix that is kept whole.
 
     **Limit**: positive semi-definite always; equals the Hessian when f is linear in theta, or at zero residuals. Random
-    columns are unbiased, with a relative standard error of at most 0.7 / sqrt(N) of an entry of the diagonal.
+    columns are unbiased; an entry of a row's diagonal has a relative standard error of at most 0.7, which falls as
+    1 / sqrt(N) in sums over rows.
 
     **Cost**: a forward pass, and a backward pass for each column. Output layers, linear or convolutions, whose outputs
     are logits of many classes or at positions, take no column: the sums of diag(p) - p p^T over N labels are exact, at
@@ -66,13 +68,18 @@ class GaussNewton(Curvature):
         return None if fisher is None else fisher.probabilities
 
     def columns(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key) -> Tensor:
-        if not self.draws(max(1, outputs[:1].numel())):
+        if self.draws(max(1, outputs[:1].numel())):
+            return self.drawn(likelihood, outputs, targets, key, DRAWN)
+        return likelihood.output_root(outputs, outputs.dim() - 1)
+
+    def drawn(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key, count: int) -> Tensor:
+        if count >= outputs[:1].numel():
             return likelihood.output_root(outputs, outputs.dim() - 1)
         fisher = likelihood.fisher_by_position(outputs)
         if fisher is None:
-            return MonteCarloFisher(DRAWN).columns(likelihood, outputs, targets, key)
-        coins = key.uniform((DRAWN, *outputs.shape), torch.float32, outputs.device)
-        return fisher.signed(torch.where(coins < 0.5, -1.0, 1.0).to(outputs.dtype)) / float(DRAWN**0.5)
+            return MonteCarloFisher(count).columns(likelihood, outputs, targets, key)
+        coins = key.uniform((count, *outputs.shape), torch.float32, outputs.device)
+        return fisher.signed(torch.where(coins < 0.5, -1.0, 1.0).to(outputs.dtype)) / float(count**0.5)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,8 @@ def is_wide(place: Place) -> bool:
 def add_factors(sums: Sums, rows: Rows) -> Sums:
     """Add rows to the recent sums of the factors of every layer."""
     recent = {name.removeprefix(RECENT): value for name, value in sums.items() if name.startswith(RECENT)}
-    for piece in rows.jacobians():
+    whole = [place.block.size for place in rows.places if _whole(place) and place.block.size <= SMALL]
+    for piece in rows.jacobians(whole=max(whole, default=0)):
         jacobian = piece.jacobian
         if not isinstance(jacobian, Stacked):
             raise TypeError("Kronecker factors are of whole tensors. Got single weights. Use Full() or Diagonal().")

@@ -104,12 +104,12 @@ class Full(Structure):
         if not rows.factored:
             return added(sums, matrix=rows.matrix())
         columns = list[Tensor]()
-        for piece in rows.jacobians(between_layers=True):
+        for piece in rows.jacobians(between_layers=True, whole=rows.size):
             jacobian = piece.jacobian
             outputs = max(1, prod(piece.outputs.shape[1:]))
             # Not by the columns of this piece, whose number varies: all pieces must use one form.
             closed = isinstance(jacobian, Stacked) and jacobian.parts[0].closed  # with a column for each output
-            count = outputs if closed else rows.curvature.num_columns(outputs)
+            count = outputs if closed else rows.num_columns(outputs, rows.size)
             if rows.joint.num_data * count < jacobian.size:
                 columns.append(jacobian.rows().flatten(0, 1).to(torch.float64))
                 continue
@@ -157,7 +157,8 @@ class BlockDiagonal(Structure):
                 index = place.block.index.to(whole.device)
                 added(sums, **{str(layer): whole[index][:, index]})
             return sums
-        for piece in rows.jacobians():
+        largest = max(place.block.size for place in rows.places)
+        for piece in rows.jacobians(whole=largest):
             if not isinstance(piece.jacobian, Stacked):
                 raise TypeError("Blocks are of whole tensors. Got single weights. Use Full() or Diagonal().")
             for layer, place in enumerate(rows.places):

@@ -10,14 +10,25 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
 from math import prod
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
 
 from posterity.jacobians.recording import WeightUses
-from posterity.jacobians.uses import LAYOUTS, PACKED, ConvolutionUse, EmbeddingUse, LinearUse, Use, possible_layouts
+from posterity.jacobians.uses import (
+    LAYOUTS,
+    PACKED,
+    ConvolutionUse,
+    EmbeddingUse,
+    LinearUse,
+    TransposedConvolutionUse,
+    Use,
+    possible_layouts,
+)
 from posterity.model.batch import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers, Network
@@ -37,32 +48,41 @@ VMAP_REFUSALS = (RuntimeError, NotImplementedError, ValueError)
 
 
 def explicit_jacobian(
-    joint: Joint, theta: Tensor, names: Sequence[str], inputs: Inputs, buffers: Buffers | None
+    joint: Joint,
+    theta: Tensor,
+    names: Sequence[str],
+    inputs: Inputs,
+    buffers: Buffers | None,
+    columns: Tensor | None = None,
 ) -> Tensor:
-    """Jacobian of the outputs in the named tensors, concatenated, (n, D, size)."""
+    """Jacobian in the named tensors, concatenated, of outputs (n, D, size), or of columns (K, n, *event) of them."""
     slices = {part.name: part for part in joint.network.layout}
     index = torch.cat([torch.arange(slices[n].offset, slices[n].offset + slices[n].size) for n in names])
     index = index.to(theta.device)
     weights = theta[: joint.num_weights].detach()
 
-    def row_outputs(chosen: Tensor, row: Inputs) -> Tensor:
-        single = map_inputs(lambda tensor: tensor.unsqueeze(0), row)
-        return joint.network.outputs(weights.index_copy(0, index, chosen), single, buffers).squeeze(0)
+    def row_outputs(chosen: Tensor, row: Any) -> Tensor:
+        given, own = row if columns is not None else (row, None)
+        single = map_inputs(lambda tensor: tensor.unsqueeze(0), given)
+        outputs = joint.network.outputs(weights.index_copy(0, index, chosen), single, buffers).squeeze(0)
+        return outputs if own is None else (own * outputs).flatten(1).sum(1)
 
+    rows = inputs if columns is None else (inputs, columns.transpose(0, 1))
     with torch_kernels(joint.network):
         try:
-            _, jacobian = row_jacobians(row_outputs, weights[index], inputs)  # type: ignore[arg-type]
+            _, jacobian = row_jacobians(row_outputs, weights[index], rows)
         except VMAP_REFUSALS as error:
-            jacobian = _looped_jacobians(row_outputs, weights[index], inputs)  # raises if the model is at fault
+            # Raises if the model is at fault.
+            jacobian = _looped_jacobians(row_outputs, weights[index], rows, num_rows(inputs))
             log_refusal("rows", error)
     return jacobian
 
 
-def _looped_jacobians(function: Callable[[Tensor, Inputs], Tensor], theta: Tensor, rows: Inputs) -> Tensor:
+def _looped_jacobians(function: Callable[[Tensor, Any], Tensor], theta: Tensor, rows: Any, count: int) -> Tensor:
     """Jacobians without vmap: one row and one output at a time."""
     jacobians = []
-    for index in range(num_rows(rows)):
-        row = map_inputs(lambda tensor, index=index: tensor[index], rows)  # type: ignore[misc]
+    for index in range(count):
+        row = tree_map(lambda tensor, index=index: tensor[index], rows)
         output, backward = torch.func.vjp(lambda w, row=row: function(w, row).reshape(-1), theta)  # type: ignore[misc]
         basis = torch.eye(output.numel(), dtype=output.dtype, device=output.device)
         jacobians.append(torch.stack([backward(direction)[0] for direction in basis]))
@@ -273,6 +293,12 @@ def _survey(joint: Joint, inputs: Inputs) -> Survey:
     )
 
 
+_KINDS: dict[type[Use], str] = {
+    **dict.fromkeys((LinearUse, ConvolutionUse, TransposedConvolutionUse), "matrix"),
+    EmbeddingUse: "table",
+}
+
+
 def _placed(draft: Survey, uses: Sequence[Use], last: Use | None, sizes: Mapping[str, int]) -> list[Place]:
     """The layers whose weights are used by one rule: once, or several times by linear maps."""
     blocks: dict[Block, list[Use]] = {}
@@ -285,7 +311,7 @@ def _placed(draft: Survey, uses: Sequence[Use], last: Use | None, sizes: Mapping
         if several or any(block.overlaps(other) for other in blocks if other != block):
             continue  # tied to another layer
         use = own[0]
-        kind = {LinearUse: "matrix", ConvolutionUse: "matrix", EmbeddingUse: "table"}.get(type(use), PLAIN)
+        kind = _KINDS.get(type(use), PLAIN)
         groups = use.window.groups if isinstance(use, ConvolutionUse) else 1
         output = use is last and use.weight is not None and len(own) == 1
         head = output and isinstance(use, LinearUse) and use.layout == "first" and len(use.output_shape) == 2
@@ -304,6 +330,8 @@ def _placed(draft: Survey, uses: Sequence[Use], last: Use | None, sizes: Mapping
 
 
 def _positions(use: Use) -> int:
+    if isinstance(use, TransposedConvolutionUse):
+        return prod(use.source.shape[2:])
     return prod(use.output_shape[2:] if isinstance(use, ConvolutionUse) else use.row_shape[1:-1])
 
 

@@ -23,6 +23,7 @@ from posterity.jacobians.uses import (
     LinearUse,
     Region,
     ScaleUse,
+    TransposedConvolutionUse,
     Use,
 )
 
@@ -31,11 +32,11 @@ class WeightUses(TorchFunctionMode):
     """Records every use of the tracked tensors inside `with`, and cuts the graph at them.
 
     Takes tensors by name, which must be the very objects that the operations get. Afterwards `uses` holds, in order,
-    every operation with a rule (linear, addmm, matmul, conv1d, conv2d, embedding, batch, layer, group, instance and RMS
-    norm, sums and copies), and `unknown` maps each tensor that another operation took to the reason it has no rule.
-    Recurrent layers run step by step, and attention by torch's own code, so that their parts are seen; transposes and
-    ranges of rows of a tracked tensor are tracked, too. Tracked tensors enter the operations detached, so that a
-    backward pass to the edges of the uses computes no gradient of any weight.
+    every operation with a rule (linear, addmm, matmul, conv1d, conv2d and their transposes, embedding, batch, layer,
+    group, instance and RMS norm, sums and copies), and `unknown` maps each tensor that another operation took to the
+    reason it has no rule. Recurrent layers run step by step, and attention by torch's own code, so that their parts are
+    seen; transposes and ranges of rows of a tracked tensor are tracked, too. Tracked tensors enter the operations
+    detached, so that a backward pass to the edges of the uses computes no gradient of any weight.
 
     >>> weight = torch.ones(1, 2)
     >>> with WeightUses({"weight": weight}) as seen:
@@ -305,6 +306,44 @@ def _convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor | None
     return rule
 
 
+def _transposed_convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
+    def rule(
+        mode: WeightUses,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> Tensor | None:
+        axes, given = weight.dim() - 2, (stride, padding, dilation)
+        if mode.region(input) is not None or input.dim() != weight.dim() or mode.in_part(weight, bias) or groups != 1:
+            return None
+        stride, padding, dilation = (_each(value, axes) for value in given)
+        if any(extra >= step for extra, step in zip(_each(output_padding, axes), stride, strict=True)):
+            return None  # pixels that no pixel of the input reaches in full
+        with torch.enable_grad():
+            source = _rooted(input)
+            output = function(source, mode.plain(weight), None, stride, padding, output_padding, groups, dilation)
+        if mode.name(weight) is not None:
+            window = Window(tuple(weight.shape[2:]), stride, padding, dilation, 1)
+            _record(mode, TransposedConvolutionUse, weight, None, source, output, window)
+            mode.uses[-1] = replace(mode.uses[-1], transposed=True)
+        if bias is None:
+            return output
+        with torch.enable_grad():
+            shifted = output + bias.detach().view(-1, *[1] * axes)
+        return shifted if mode.name(bias) is None else _record(mode, ScaleUse, None, bias, output, shifted, _same, None)
+
+    return rule
+
+
+def _same(values: Tensor) -> Tensor:
+    return values
+
+
 def _each(value: Any, axes: int) -> tuple[int, ...]:
     values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     return values * axes if len(values) == 1 else values
@@ -363,6 +402,8 @@ _RULES: dict[Any, Callable[..., Any]] = {
     functional.linear: _linear,
     functional.conv1d: _convolution(functional.conv1d),
     functional.conv2d: _convolution(functional.conv2d),
+    functional.conv_transpose1d: _transposed_convolution(functional.conv_transpose1d),
+    functional.conv_transpose2d: _transposed_convolution(functional.conv_transpose2d),
     functional.embedding: _embedding,
     functional.multi_head_attention_forward: _attention,
     torch.addmm: _addmm,

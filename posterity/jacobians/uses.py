@@ -175,6 +175,29 @@ class ConvolutionUse(Use):
 
 
 @dataclass(frozen=True, eq=False)
+class TransposedConvolutionUse(Use):
+    """A transposed convolution over one or two axes without groups, whose weights are (inputs, outputs, *kernel).
+
+    At each pixel of the input it is linear: the channels there go to a patch of the output.
+    """
+
+    window: Window
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(output channels times the kernel, input channels)."""
+        return self.output_shape[1] * prod(self.window.kernel), self.source.shape[1]
+
+    def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Matrix:
+        gradients = stacked(columns)
+        patches = self.window.patches(gradients.flatten(0, 1))  # (K N, pixels of the input, 1, O times kernel)
+        features = self.features(differentiable)
+        assert features is not None
+        pixels = features.flatten(2).mT.unsqueeze(2)  # (N, pixels, 1, I)
+        return Matrix(pixels, patches.view(*gradients.shape[:2], *patches.shape[1:]), bias=False)
+
+
+@dataclass(frozen=True, eq=False)
 class EmbeddingUse(Use):
     """A lookup of rows of a table by index."""
 

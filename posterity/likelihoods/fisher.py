@@ -11,6 +11,7 @@ class OutputFisher:
 
     `probabilities` p are shaped as the outputs, with the classes on axis 1. Nothing larger is formed.
 
+    >>> import torch
     >>> fisher = OutputFisher(torch.full((1, 2), 0.5))
     >>> fisher.product(torch.tensor([[1.0, 0.0]]))
     tensor([[ 0.2500, -0.2500]])

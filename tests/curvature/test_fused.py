@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import posterity as po
 from posterity.curvature import CorrectedKronecker, GaussNewton, Kronecker
+from posterity.curvature import derivatives as derivatives_file
 from posterity.curvature import kronecker as kronecker_file
 from posterity.curvature.curvature import Rows
 from posterity.curvature.survey import survey
@@ -309,6 +310,23 @@ def test_predictions_of_a_fused_network_are_those_of_its_dense_jacobian(monkeypa
             close(q.output_moments(data[0])[1], slopes @ q.gaussian.precision.covariance() @ slopes.mT)
 
 
+def test_weights_without_a_rule_are_differentiated_by_columns_where_outputs_are_many(monkeypatch) -> None:
+    class Looking(nn.Module):
+        def __init__(self, refused: bool) -> None:
+            super().__init__()
+            self.refused, self.scale, self.head = refused, nn.Parameter(torch.zeros(2)), nn.Linear(2, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            sign = -1.0 if self.refused and bool(x.isnan().any()) else 1.0  # vmap cannot decide it
+            return sign * self.head(x * self.scale.exp()).tanh()
+
+    monkeypatch.setattr(derivatives_file, "MANY", 3)
+    for refused in (False, True):
+        case = truth(made(Looking, refused), normal(2), Categorical())
+        assert set(survey(case.joint, case.batch.inputs).explicit) == {"scale"}
+        close(GaussNewton().matrix(case.joint, case.theta, case.batch, None), case.matrix)  # 4 columns of 5 outputs
+
+
 class Packed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -357,6 +375,17 @@ def test_uses_that_look_like_those_with_rules(kind: str) -> None:
     case = truth(made(Odd, kind), normal(4, 3))
     close(GaussNewton().matrix(case.joint, case.theta, case.batch, None), case.matrix)
     close(GaussNewton().diagonal(case.joint, case.theta, case.batch, None), case.matrix.diagonal())
+
+
+@pytest.mark.parametrize("name", ["attention across", "LSTM {}", "Conv1D", "rows of a tensor", "encoder layer"])
+def test_noise_in_layers_leaves_fused_weights_to_be_drawn_once(name: str) -> None:
+    """Flipout replaces linear maps that the module itself calls, and no others."""
+    build, inputs = CASES[name]
+    case = problem(name)
+    method = po.methods.MeanField(estimator=po.methods.Flipout(), steps=2, batch_size=None)
+    joint = po.Joint(build(), po.likelihoods.Gaussian(0.7), po.priors.Normal(0.8), ROWS)
+    q, _ = po.infer(method, joint, (inputs, case.batch.targets), progress=False)
+    assert torch.isfinite(q.point()).all()
 
 
 def test_rows_that_cannot_be_told_are_not_guessed() -> None:

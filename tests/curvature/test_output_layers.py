@@ -194,7 +194,8 @@ def test_variances_of_very_many_outputs_are_estimated_from_linear_functions(monk
 
 
 @pytest.mark.parametrize("name", ["pixels", "tokens", "many classes"])
-def test_drawn_columns_are_unbiased_and_the_output_layer_stays_exact(name: str, caplog) -> None:
+def test_drawn_columns_are_unbiased_and_the_output_layer_stays_exact(name: str, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(engine, "SURPLUS", 0)
     engine._say_drawn.cache_clear()
     problem = case(name, True, last=False)
     few = GaussNewton(column_limit=5)
@@ -216,7 +217,8 @@ def test_drawn_columns_are_unbiased_and_the_output_layer_stays_exact(name: str, 
     close(rows(problem, few).products(vectors), vectors @ problem.matrix)
 
 
-def test_drawn_columns_of_many_real_outputs() -> None:
+def test_drawn_columns_of_many_real_outputs(monkeypatch) -> None:
+    monkeypatch.setattr(engine, "SURPLUS", 0)
     problem = truth(made(many), normal(2))
     few = GaussNewton(column_limit=5)
     draws = [few.matrix(problem.joint, problem.theta, problem.batch, None, seed) for seed in range(225)]
@@ -224,6 +226,21 @@ def test_drawn_columns_of_many_real_outputs() -> None:
     assert ((torch.stack(draws).mean(0) - problem.matrix).abs() <= 5.0 * error + 1e-12).all()
     vectors = Key(3).normal((2, problem.joint.num_weights), FLOAT64)
     close(rows(problem, few).products(vectors), vectors @ problem.matrix)
+
+
+def test_a_matrix_that_is_kept_whole_takes_columns_enough_for_its_inverse() -> None:
+    """27 weights and 40 rows: ten columns for each weight are 7 a row; 4 rows would need more than all columns."""
+    few = GaussNewton(column_limit=5)
+    x = Key(1).normal((40, 1, 3, 2), FLOAT64)
+    problem = truth(made(pixels), x, Categorical(positions=2))
+    assert problem.joint.num_weights == 29
+    assert rows(problem, few).num_columns(18, 29) == 8
+    assert rows(problem, few).num_columns(18, 0) == 4
+    draws = [few.matrix(problem.joint, problem.theta, problem.batch, None, seed) for seed in range(100)]
+    error = torch.stack(draws).std(0) / 10.0
+    assert ((torch.stack(draws).mean(0) - problem.matrix).abs() <= 5.0 * error + 1e-12).all()
+    problem = case("pixels", False, last=False)
+    close(few.matrix(problem.joint, problem.theta, problem.batch, None), problem.matrix)
 
 
 @pytest.mark.parametrize("name", ["pixels", "tokens", "many classes"])

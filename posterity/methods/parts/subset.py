@@ -38,8 +38,8 @@ class KnownCurvature(Subset):
     """Every random weight, but the last layer alone where `Laplace` would keep a mere diagonal of some layers.
 
     The structure that `Laplace` chooses for more than 3,000 weights has no factors for layers without a rule, such as
-    transposed convolutions, and for an embedding tied to the output layer. Their diagonal alone says little of what the
-    rows tell: foreign inputs stood out less than by the weights alone.
+    convolutions over three axes, and for an embedding tied to the output layer. Their diagonal alone says little of
+    what the rows tell: foreign inputs stood out less than by the weights alone.
     """
 
     def of(self, joint: Joint, inputs: Inputs) -> Joint:
