@@ -61,6 +61,16 @@ def test_pieces_add_up_to_the_batch(members, weighted, size):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+def test_pieces_with_missing_targets_add_up_to_the_batch():
+    x, y = labels(FLOAT64)
+    joint, missing = classification(FLOAT64), y.clone()
+    missing[::3] = -100
+    batch = joint.check(Batch(x, missing))
+    whole, pieces = (j.value_and_grad(joint.initial(), batch) for j in (joint, with_passes(joint, micro_batch=4)))
+    for a, b in zip(whole[:2], pieces[:2], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
 def test_a_pass_has_no_more_rows_than_a_piece():
     seen = []
 

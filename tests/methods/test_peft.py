@@ -8,8 +8,9 @@ from methods.test_adapters import METHODS
 from torch import nn
 
 import posterity as po
-from posterity.methods import MCDropout
+from posterity.methods import MAP, MCDropout
 from posterity.numerics import Key
+from posterity.optim import Adam
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -109,3 +110,17 @@ def test_curvature_of_an_adapted_language_model_is_the_dense_one():
     logdet = torch.logdet(dense + torch.eye(size, dtype=torch.float64) / 0.25)
     value = joint.log_likelihood(theta, po.model.Batch(inputs, targets))
     torch.testing.assert_close(q.log_evidence, value - 0.5 * (logdet + 2 * size * math.log(0.5) + scatter))
+
+
+def test_a_loader_of_mappings_serves_the_model_itself():
+    """Fine-tuning in bfloat16 and small passes, and Laplace over the adapters after it."""
+    net, (inputs, labels), likelihood = bert()
+    rows = [{**{name: value[i] for name, value in inputs.items()}, "labels": labels[i]} for i in range(12)]
+    loader = torch.utils.data.DataLoader(rows, batch_size=4)
+    joint = po.Joint(net.model, likelihood, po.priors.Normal(0.5), num_data=12)
+    fit = MAP(steps=6, batch_size=None, optimizer=Adam(0.01))
+    q, trace = po.infer(fit, joint, loader, precision="bf16", micro_batch=2)
+    _, exact = po.infer(fit, joint, loader)
+    torch.testing.assert_close(trace["loss"], exact["loss"], rtol=0.01, atol=0.0)
+    q, _ = po.infer(METHODS["Kronecker"], joint, loader, start=q)
+    assert q.predict(loader).probs.shape == (12, 3)
