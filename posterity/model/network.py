@@ -49,10 +49,9 @@ class Network:
     Takes an `nn.Module`, of which it keeps a private copy: the user's module is never changed. `outputs` makes the
     tensor that the likelihood needs of what the module returns: `lambda out: out.logits.movedim(-1, 1)` for tokens
     of a Hugging Face model, whose classes are last. Without it that is the tensor returned, `logits` of a model output,
-    or the first of a tuple. `labels` is the entry of a batch that is a mapping which holds its targets, and which the
-    module is not given. theta (P,) holds
-    the trainable parameters in module order, each row-major; a weight shared by two layers appears once.
-    Parameters with `requires_grad=False` are frozen at their values. Every layer runs in evaluation mode (so
+    or the first of a tuple. `labels` names the targets in a batch that is a mapping; the module is not given them.
+    theta (P,) holds the trainable parameters in module order, each row-major; a weight shared by two layers appears
+    once. Parameters with `requires_grad=False` are frozen at their values. Every layer runs in evaluation mode (so
     dropout is off outside `dropping`), except batch norm, which runs on batch statistics when `train=True` unless its
     weights are frozen. Threads may share a network: their calls take turns.
 
@@ -157,9 +156,8 @@ class Network:
     @property
     def mixes_rows(self) -> bool:
         """Whether an output row depends on the other rows of its batch even in evaluation mode."""
-        return any(
-            isinstance(m, nn.modules.batchnorm._BatchNorm) and not m.track_running_stats for m in self._batch_norms
-        )
+        kind = nn.modules.batchnorm._BatchNorm
+        return any(isinstance(m, kind) and not m.track_running_stats for m in self._batch_norms)
 
     def replace(
         self,

@@ -16,7 +16,7 @@ from posterity.jacobians.output_layer import OutputLayer
 from posterity.likelihoods import Categorical
 from posterity.methods import Laplace, LastLayer
 from posterity.numerics import Key
-from posterity.posteriors import gaussian as gaussian_file
+from posterity.posteriors import linearized
 
 ROWS, CLASSES = 4, 3
 
@@ -183,7 +183,7 @@ def test_variances_of_very_many_outputs_are_estimated_from_linear_functions(monk
     data = (inputs, problem.batch.targets)
     q, _ = po.infer(Laplace(structure=Kronecker(), tuning=None), problem.joint, data, progress=False)
     exact, small = q.predict(inputs).probs, q.output_moments(inputs, marginal=True)[1]
-    monkeypatch.setattr(gaussian_file, "MOST_OUTPUTS", 5)
+    monkeypatch.setattr(linearized, "MOST_OUTPUTS", 5)
     estimates = torch.stack([q._moments_to_integrate(inputs, True, None, Key(s))[1] for s in range(20)])
     error = small * (2.0 / 2000.0) ** 0.5
     assert ((estimates.mean(0) - small).abs() <= 5.0 * error).all()
