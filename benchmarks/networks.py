@@ -97,7 +97,7 @@ METHODS: dict[str, Callable[..., Posterior]] = {
     "NaturalGradient": fitted(lambda: po.methods.NaturalGradient(STEPS)),
     "IVON": by_ivon,
     "MC dropout": fitted(lambda: po.methods.MCDropout(STEPS)),
-    "SWAG": fitted(lambda: po.methods.SWAG(po.methods.MAP(STEPS), every=2), mode=True),
+    "SWAG": fitted(lambda: po.methods.SWAG(po.methods.MAP(STEPS), every=2, rank=5), mode=True),
     "Ensemble": fitted(lambda: po.methods.Ensemble(po.methods.MAP(STEPS), 2), factory=True),
     "SGHMC": fitted(lambda: po.methods.SGHMC(draws=DRAWS, warmup=STEPS), mode=True),
 }
