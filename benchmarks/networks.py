@@ -27,7 +27,7 @@ from posterity.curvature import Diagonal, Kronecker
 from posterity.methods import LastLayer
 from posterity.posteriors import Posterior
 
-STEPS, DRAWS = 20, 4
+STEPS, DRAWS, WARMUP = 20, 4, 100
 DIGITS = 1e-5
 
 
@@ -99,7 +99,7 @@ METHODS: dict[str, Callable[..., Posterior]] = {
     "MC dropout": fitted(lambda: po.methods.MCDropout(STEPS)),
     "SWAG": fitted(lambda: po.methods.SWAG(po.methods.MAP(STEPS), every=2, rank=5), mode=True),
     "Ensemble": fitted(lambda: po.methods.Ensemble(po.methods.MAP(STEPS), 2), factory=True),
-    "SGHMC": fitted(lambda: po.methods.SGHMC(draws=DRAWS, warmup=STEPS), mode=True),
+    "SGHMC": fitted(lambda: po.methods.SGHMC(draws=DRAWS, warmup=WARMUP), mode=True),
 }
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         theory,
     )
     from posterity.inference import Checkpoint, EarlyStopping, infer, plan
-    from posterity.model import Density, Joint, Tempering, as_data
+    from posterity.model import Density, Joint, Network, Tempering, as_data
     from posterity.numerics import Key
     from posterity.posteriors import continued
     from posterity.posteriors.load import load
@@ -56,6 +56,7 @@ _MODULES = {
     "Density": "model",
     "EarlyStopping": "inference",
     "Joint": "model",
+    "Network": "model",
     "Key": "numerics",
     "Tempering": "model",
     "as_data": "model",
@@ -72,6 +73,7 @@ __all__ = [
     "EarlyStopping",
     "Joint",
     "Key",
+    "Network",
     "Tempering",
     "acquisition",
     "as_data",
