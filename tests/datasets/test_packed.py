@@ -73,7 +73,11 @@ def test_every_form_of_a_table_gives_the_same_inputs(tmp_path, name):
         ("half.zip", zipped(a=TEXT)[:-30], "half.zip: cannot be unpacked: "),
         ("half.parquet", FILES["table.parquet"][:-50], "half.parquet: not a Parquet file that can be read: "),
         ("bad.xlsx", zipped(**{"xl/workbook.xml": b"<broken"}), "bad.xlsx: not a spreadsheet that can be read: "),
-        ("bad.csv.gz", gzip.compress(b"a,y\n1,2\n3\n", mtime=0), "bad.csv.gz: line 3 has 1 field where line 1 has 2 fields"),
+        (
+            "bad.csv.gz",
+            gzip.compress(b"a,y\n1,2\n3\n", mtime=0),
+            "bad.csv.gz: line 3 has 1 field where line 1 has 2 fields",
+        ),
     ],
 )
 def test_what_cannot_be_unpacked_is_refused_in_one_line(tmp_path, name, data, said):
