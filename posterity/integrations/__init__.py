@@ -4,8 +4,8 @@ Each callback leaves a posterior behind, `callback.posterior`. The other package
 nothing in the library imports this one.
 """
 
-from posterity.integrations.huggingface import HuggingFaceIVON, Logits
+from posterity.integrations.huggingface import HuggingFaceIVON
 from posterity.integrations.lightning import LightningIVON, LightningLaplace, LightningSWAG
 from posterity.integrations.log import Log
 
-__all__ = ["HuggingFaceIVON", "LightningIVON", "LightningLaplace", "LightningSWAG", "Log", "Logits"]
+__all__ = ["HuggingFaceIVON", "LightningIVON", "LightningLaplace", "LightningSWAG", "Log"]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from posterity.integrations.hooks import AsNetwork, AsProblem, Draw, Hooks, ivon_of, warn_of_clipping
 from posterity.optim.ivon import IVON
@@ -10,24 +10,11 @@ from posterity.optim.ivon import IVON
 _IVON = "Pass Trainer(..., optimizers=(IVON(model.parameters(), lr=..., ess=...), None))."
 
 
-class Logits(nn.Module):
-    """A model of Hugging Face whose output is its logits alone; its weights are the model's own."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *inputs: Any, **named: Any) -> Tensor:
-        """Return the logits of the model."""
-        logits: Tensor = self.model(*inputs, **named).logits
-        return logits
-
-
 class HuggingFaceIVON(Hooks):
     """A `TrainerCallback` that lets `posterity.optim.IVON` train a model of Hugging Face, and makes the posterior.
 
-    `problem` is a function that makes the joint of the trained network, called at the end of training. The network is
-    `Logits(model)`, or what `network` makes of the model; its inputs are the keyword arguments of the model.
+    `problem` is a function that makes the joint of the trained network, called at the end of training: of the model, or
+    of what `network` makes of it. Its inputs are the keyword arguments of the model.
 
     **Math**: each optimiser step has one draw of the weights, at which all its micro-batches
     (`gradient_accumulation_steps`) are evaluated. Before the step the means are back: evaluations, checkpoints and the
@@ -55,7 +42,7 @@ class HuggingFaceIVON(Hooks):
 
     base = ("transformers", "TrainerCallback")
 
-    def __init__(self, problem: AsProblem, *, network: AsNetwork = Logits) -> None:
+    def __init__(self, problem: AsProblem, *, network: AsNetwork | None = None) -> None:
         super().__init__(problem, network)
         self._draw = Draw()
         self._optimizer: IVON | None = None

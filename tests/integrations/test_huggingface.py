@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import posterity as po
-from posterity.integrations import HuggingFaceIVON, Logits
+from posterity.integrations import HuggingFaceIVON
 from posterity.likelihoods import Categorical
 from posterity.optim import IVON
 from posterity.priors import Normal
@@ -117,7 +117,7 @@ def test_ivon_is_that_of_a_plain_loop(hugging: Any, tmp_path: Path, accumulated:
             optimizer.step()
             schedule.step()
             means.append(vector(plain))
-    q, wanted = callback.posterior, optimizer.posterior(problem(Logits(plain)), Logits(plain))
+    q, wanted = callback.posterior, optimizer.posterior(problem(plain), plain)
     assert torch.equal(q.mean, wanted.mean)
     assert torch.equal(q.variance, wanted.variance)
     assert torch.equal(q.mean, vector(net))
@@ -133,7 +133,7 @@ def test_ivon_is_that_of_a_plain_loop(hugging: Any, tmp_path: Path, accumulated:
     predicted = q.predict(whole, draws=3).probs
     torch.testing.assert_close(predicted, torch.stack(each).mean(0).to(predicted), rtol=1e-5, atol=1e-6)
     q.save(tmp_path / "q")
-    assert torch.equal(po.load(tmp_path / "q", Logits(plain)).predict(whole, draws=3).probs, predicted)
+    assert torch.equal(po.load(tmp_path / "q", plain).predict(whole, draws=3).probs, predicted)
 
 
 def test_a_resumed_training_is_the_uninterrupted_one(hugging: Any, tmp_path: Path) -> None:
