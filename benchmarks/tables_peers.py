@@ -11,9 +11,11 @@ of its residuals in five folds of the training rows. Class probabilities p of th
 (scikit-learn's default kernel has none of them), and is left out above 2,000 rows.
 
 Each cell is stored as it comes in --cells, one JSON file with the log density of every test row, and is not run again.
-The summary is made of all cells there.
+The summary is made of all cells there. Cells of the peers are kept beside the results, in one file, and are not run again
+either: `--afresh` runs them.
 """
 
+import gzip
 import json
 import logging
 import math
@@ -38,6 +40,7 @@ SPLITS = {"protein-tertiary-structure": 2}
 SPLITS_OF_OTHERS = 5
 MOST_ROWS_OF_A_PROCESS = 2000
 Z90 = 1.6448536269514722
+KEPT = "tables_peers_cells.json.gz"
 GRID = "naval-propulsion-plant"
 LINEAR, NEURAL = "ridge", ("auto", "networks")
 
@@ -325,6 +328,22 @@ def stored(folder: Path) -> tuple[Cells, list[str]]:
     return cells, failed
 
 
+def keep(folder: Path, file: Path) -> None:
+    """Pack the cells of the peers into one file."""
+    paths = (path for path in sorted(folder.glob("*.json")) if not path.stem.endswith("-auto"))
+    packed = json.dumps({path.name: json.loads(path.read_text()) for path in paths})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(gzip.compress(packed.encode(), mtime=0))
+
+
+def unpack(file: Path, folder: Path) -> None:
+    """Put the cells of the file into the folder, where they are not yet there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, cell in json.loads(gzip.decompress(file.read_bytes())).items() if file.exists() else ():
+        if not (folder / name).exists():
+            (folder / name).write_text(json.dumps(cell))
+
+
 def main() -> None:
     """Run the cells that are not there yet, and write the summary of all."""
     words = parser(__doc__ or "")
@@ -332,9 +351,12 @@ def main() -> None:
     words.add_argument("--contenders", default=",".join(CONTENDERS), help="names with commas")
     words.add_argument("--splits", type=int, default=SPLITS_OF_OTHERS, help="splits of each table (protein: 2 at most)")
     words.add_argument("--cells", type=Path, default=Path("tables_peers_cells"), help="folder of the cells")
+    words.add_argument("--afresh", action="store_true", help="run peers again that were run before")
     given = words.parse_args()
     torch.set_num_threads(given.threads)
     logging.getLogger("posterity").setLevel(logging.ERROR)
+    if not given.afresh:
+        unpack(given.results / KEPT, given.cells)
     for name in given.tables.split(","):
         for split in range(min(given.splits, SPLITS.get(name, given.splits))):
             for contender in given.contenders.split(","):
@@ -342,6 +364,7 @@ def main() -> None:
                 if not path.exists():
                     run_cell(name, split, contender, path)
     cells, failed = stored(given.cells)
+    keep(given.cells, given.results / KEPT)
     lines, facts = summary(cells)
     notes = [
         *lines,

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("sklearn")
 
-from benchmarks.tables_peers import Table, normal, of_classes, paired, stored, summary
+from benchmarks.tables_peers import Table, keep, normal, of_classes, paired, stored, summary, unpack
 
 
 def write(folder: Path, contender: str, split: int, values: list[float], **others: object) -> None:
@@ -39,6 +39,16 @@ def test_paired_differences_and_verdict(tmp_path: Path) -> None:
     assert facts["mean_rank"] == {"auto": 1.0, "ridge": 2.0, "forest": 3.0}
     assert facts["tables"]["diabetes"]["best_peer"] == "ridge"
     assert any("1 of 1" in line for line in lines)
+
+
+def test_cells_of_peers_are_kept_in_one_file(tmp_path: Path) -> None:
+    for contender in ("auto", "ridge"):
+        write(tmp_path, contender, 0, [-1.0, -2.0])
+    keep(tmp_path, tmp_path / "kept.json.gz")
+    unpack(tmp_path / "kept.json.gz", tmp_path / "new")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["diabetes-0-ridge.json"]
+    assert stored(tmp_path / "new")[0]["diabetes", "ridge"] == stored(tmp_path)[0]["diabetes", "ridge"]
+    unpack(tmp_path / "not there", tmp_path / "new")
 
 
 def test_forecasts_are_densities() -> None:
