@@ -11,8 +11,8 @@ of its residuals in five folds of the training rows. Class probabilities p of th
 (scikit-learn's default kernel has none of them), and is left out above 2,000 rows.
 
 Each cell is stored as it comes in --cells, one JSON file with the log density of every test row, and is not run again.
-The summary is made of all cells there. Cells of the peers are kept in one file beside the results, and are not run again
-either: `--afresh` runs them.
+The summary is made of all cells there. Cells of the peers are kept in one file beside the results, and only --afresh
+runs them again.
 """
 
 import gzip
