@@ -13,8 +13,8 @@ from posterity.integrations.hooks import AsNetwork, AsProblem, Draw, Hooks, ivon
 from posterity.methods.laplace import Laplace
 from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.swag import SWAG, SWAGState
-from posterity.model.data import as_data
 from posterity.model.joint import Joint
+from posterity.model.problem import data_of
 from posterity.numerics.random import Key
 from posterity.optim.ivon import IVON
 from posterity.optim.optimizer import SGD
@@ -146,7 +146,7 @@ class LightningLaplace(Hooks):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Check that the problem takes the rows, before the training."""
         joint = self.joint(pl_module)
-        joint.check_rows(as_data(_rows(self, trainer, self._data)).to(joint.device))
+        joint.check_rows(data_of(joint, _rows(self, trainer, self._data)).to(joint.device))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Make the posterior."""
@@ -218,7 +218,7 @@ class LightningSWAG(Hooks):
                 "error of the network on rows that it was not trained on: Gaussian(scale=...)."
             )
         if joint.network.running:
-            joint.check_rows(as_data(_rows(self, trainer, self._data)).to(joint.device))
+            joint.check_rows(data_of(joint, _rows(self, trainer, self._data)).to(joint.device))
         state = self._method.init(joint, joint.initial(), Key(0))
         stored: Any = {name: v.to(joint.device) if isinstance(v, Tensor) else v for name, v in self._stored.items()}
         self._joint, self._state, self._step = joint, state._replace(**stored), trainer.global_step
@@ -260,7 +260,7 @@ class LightningSWAG(Hooks):
             logger.warning("%s", self._posterior)
             return
         if joint.network.running:
-            rows = joint.checked(as_data(_rows(self, trainer, self._data)).to(joint.device))
+            rows = joint.checked(data_of(joint, _rows(self, trainer, self._data)).to(joint.device))
             for batch in self._method.batches(rows, Key(0)).from_step(self._method.fit.steps):
                 assert batch is not None
                 state, _ = self._method.step(joint, state, batch, Key(0))

@@ -85,7 +85,8 @@ class Categorical(Entrywise):
         if axes != self.positions and targets.shape == (*outputs.shape[:1], *outputs.shape[2:]):
             return f"For labels at positions use Categorical(positions={axes})."
         if axes > 0 and targets.shape == outputs.shape[:-1]:
-            return f"Put the classes on axis 1, outputs.movedim(-1, 1), and use Categorical(positions={axes})."
+            adapter = "Network(module, outputs=lambda out: out.logits.movedim(-1, 1)), or out.movedim for a tensor"
+            return f"Put the classes on axis 1 by {adapter}, and use Categorical(positions={axes})."
         if self.positions:
             return "Give one class index for each position."
         return "Give logits (N, C) and one class index for each row."

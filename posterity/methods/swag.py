@@ -17,8 +17,9 @@ from posterity.methods.maximum_a_posteriori import MAP, MAPState
 from posterity.methods.parts.gradient_runs import SETTLED_LATER, batches_in_pass, risen, usual_rate
 from posterity.methods.parts.width_cost import measured_width_cost
 from posterity.model import Buffers, Joint, Problem
-from posterity.model.data import Batch, Data, Feed, StreamData, as_data
+from posterity.model.data import Batch, Data, Feed, StreamData
 from posterity.model.module import named_weights
+from posterity.model.problem import data_of
 from posterity.numerics.random import Key
 from posterity.optim import Constant, StationarySGD
 from posterity.posteriors.gaussian import Gaussian
@@ -270,7 +271,7 @@ class SWAG(Method):
         running = {name: last[name].detach().to(b) for name, b in network.buffers.items() if name in network.running}
         state = state._replace(fit=state.fit._replace(buffers=running))
         if data is not None:
-            rows = joint.checked(as_data(data).to(joint.device))
+            rows = joint.checked(data_of(joint, data).to(joint.device))
             for batch in self._last_pass(rows, batch_size, Key(seed).fold("batches")).from_step(0):
                 assert batch is not None
                 state = _refreshed(joint, state, batch)

@@ -270,7 +270,7 @@ def say_missing(likelihood: Likelihood, batch: Batch) -> None:
     observed = None if batch.complete else likelihood.observed(batch.targets)
     if observed is not None:
         count, missing = observed.numel(), int((~observed).sum())
-        logger.info("%d of %d targets (of the first batch of a loader) are missing and left out", missing, count)
+        logger.info("%d of %d targets are missing and left out (of a loader: in its first batch)", missing, count)
 
 
 def like_saved(network: Network, config: dict[str, Any], tensors: dict[str, Tensor]) -> Network:

@@ -45,7 +45,7 @@ def with_targets(
     if data is None:
         raise BadData("with_targets needs rows with targets. Pass (inputs, targets), a Dataset or a DataLoader.")
     parts, targets = list[Predictive](), list[Tensor]()
-    for rows in batches(as_data(data).to(joint.device)):
+    for rows in batches(as_data(data, labels=joint.network.labels).to(joint.device)):
         batch = joint.check(rows)
         parts.append(posterior.predict(batch.inputs, draws=draws, integrator=integrator, seed=seed))
         targets.append(batch.targets)

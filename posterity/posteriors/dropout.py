@@ -10,7 +10,7 @@ from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.batch import Inputs, as_inputs, map_inputs
 from posterity.model.dropout_sites import dropout_sites, mask_numbers, masked_weights, outputs_under
 from posterity.model.joint import Joint
-from posterity.model.network import Buffers
+from posterity.model.network import Buffers, Network
 from posterity.model.problem import Problem
 from posterity.numerics.dropout import KeyedMasks
 from posterity.numerics.random import Key
@@ -60,7 +60,7 @@ class Dropout(Posterior):
     @classmethod
     def of(
         cls,
-        module: nn.Module,
+        module: nn.Module | Network,
         likelihood: Likelihood,
         *,
         prior: Prior | None = None,

@@ -114,7 +114,7 @@ class Mixture(Posterior):
     @classmethod
     def of(
         cls,
-        modules: Sequence[nn.Module],
+        modules: Sequence[nn.Module | Network],
         likelihood: Likelihood,
         *,
         prior: Prior | None = None,
@@ -130,7 +130,7 @@ class Mixture(Posterior):
         >>> q.predict(torch.zeros(4, 2)).epistemic.shape
         torch.Size([4])
         """
-        networks = [Network(module) for module in modules]
+        networks = [module if isinstance(module, Network) else Network(module) for module in modules]
         for index, other in enumerate(networks):
             first = networks[0]
             if (other.layout, other.description, other.dtype) != (first.layout, first.description, first.dtype):

@@ -66,7 +66,9 @@ class Point(Posterior):
     tensor_shapes: ClassVar[dict[str, str]] = {"theta": "mP"}
 
     @classmethod
-    def of(cls, module: nn.Module, likelihood: Likelihood, *, prior: Prior | None = None, num_data: int = 1) -> "Point":
+    def of(
+        cls, module: nn.Module | Network, likelihood: Likelihood, *, prior: Prior | None = None, num_data: int = 1
+    ) -> "Point":
         """Return the point at the weights of a module that was trained elsewhere; predictions need no prior.
 
         >>> from posterity.likelihoods import Categorical

@@ -8,6 +8,7 @@ from posterity.priors.fan import EdgeOfChaos, FanIn, Glorot, He, ScaleRule
 from posterity.priors.group_lasso import GroupLasso
 from posterity.priors.heavy_tailed import Cauchy, Horseshoe, Logistic, ScaleMixture, StudentT
 from posterity.priors.hierarchical import HalfCauchy, Hierarchical, LogNormal, ScalePrior
+from posterity.priors.independent import Independent
 from posterity.priors.laplace import Laplace
 from posterity.priors.layerwise import Layerwise, around
 from posterity.priors.normal import Normal
@@ -25,6 +26,7 @@ __all__ = [
     "He",
     "Hierarchical",
     "Horseshoe",
+    "Independent",
     "Laplace",
     "Layerwise",
     "LogNormal",

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def laplace(
-    module: nn.Module,
+    module: nn.Module | Network,
     data: object,
     likelihood: Likelihood | Task,
     *,
@@ -45,6 +45,7 @@ def laplace(
 
     It is `infer(Laplace(structure, subset, ...), Joint(module, likelihood, prior, num_data), data)`, bit for bit.
 
+    - `module`: the trained network; `Network(module, outputs=...)` where its output needs a word.
     - `data`: the training rows, each once, without augmentation: a loader, a `Dataset` or (inputs, targets).
     - `likelihood`: a likelihood, or a word. "classification" is `Categorical` for logits (N, C), labels at positions
       included, and `Bernoulli` where there is a logit for each 0/1 target. "regression" is `Gaussian`, whose noise is
@@ -65,7 +66,6 @@ def laplace(
     >>> q.predict(x).probs.shape
     torch.Size([60, 2])
     """
-    rows = as_data(data)
     method = Laplace(
         GaussNewton() if curvature is None else curvature,
         _by_word("structure", structure, _STRUCTURES),
@@ -73,7 +73,8 @@ def laplace(
         tuning,
         batch_size,
     )
-    network = Network(module)
+    network = module if isinstance(module, Network) else Network(module)
+    rows = as_data(data, labels=network.labels, num_data=num_data)
     noise = likelihood if isinstance(likelihood, Likelihood) else _likelihood_of(likelihood, network, rows)
     joint = Joint(network, noise, prior or Normal(), rows.num_data if num_data is None else num_data)
     posterior, _ = infer(

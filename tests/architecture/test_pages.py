@@ -19,6 +19,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 PAGES_WITH_CODE = [page for page in (ROOT / "README.md", *PAGES) if BLOCK.search(page.read_text(encoding="utf-8"))]
 OPTIONAL = ("arviz",)
+NEEDED = {"hugging-face.md": ("transformers", "peft", "accelerate")}
 SOUND = ("README.md", "tables.md")  # whose models are fitted as they should be, without a warning
 COUNTS = re.compile(r"(\b(?:draws|warmup|steps)=|\bmethods\.[A-Za-z]+\()(\d{3,})\b")
 
@@ -32,8 +33,13 @@ def shortened(page):
 
 
 @pytest.mark.cpu
+@pytest.mark.filterwarnings("ignore::FutureWarning:transformers.modeling_utils")  # to peft
 @pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda page: page.name)
 def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch, capsys, caplog):
+    for package in NEEDED.get(page.name, ()):
+        pytest.importorskip(package)
+    if page.name in NEEDED:  # it would take tests/datasets for the package of that name
+        monkeypatch.setattr("transformers.trainer.is_datasets_available", lambda: False)
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     with torch.random.fork_rng(devices=[]):
@@ -44,6 +50,14 @@ def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch, capsys, caplog)
     assert capsys.readouterr().out
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert page.name not in SOUND or warned == []
+
+
+def test_calibrated_probabilities_of_a_trained_model_take_at_most_ten_lines():
+    block = BLOCK.findall((ROOT / "docs/hugging-face.md").read_text(encoding="utf-8"))[1]
+    lines = [line for line in block.splitlines() if line.strip()]
+    assert lines[0] == "import posterity as po"
+    assert lines[-1].startswith("probs = ")
+    assert len(lines) <= 10
 
 
 def test_the_readme_links_every_page():

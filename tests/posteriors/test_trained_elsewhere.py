@@ -96,3 +96,55 @@ def test_what_cannot_be_a_posterior_is_refused():
         Mixture.of([], Categorical())
     with pytest.raises(ValueError, match=r"MCDropout.steps must be a positive.*posteriors.Dropout.of\(module"):
         po.methods.MCDropout(steps=0)
+
+
+class Tokens(nn.Module):
+    """Logits with the classes last, as models of Hugging Face return them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.drop = nn.Linear(3, 4).double(), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.layer(self.drop(x))
+
+
+def test_networks_with_an_adapter_are_taken_as_modules_are():
+    network = po.model.Network(Tokens(), outputs=lambda out: out.movedim(-1, 1))
+    x, y = po.Key(0).normal((6, 5, 3), FLOAT64), torch.arange(30).reshape(6, 5) % 4
+    likelihood, wanted = Categorical(positions=1), network.module(x).movedim(-1, 1).softmax(1)
+    for q in (Point.of(network, likelihood), Mixture.of([network, network], likelihood)):
+        assert torch.allclose(q.predict(x).probs, wanted, atol=1e-14)
+    assert Dropout.of(network, likelihood).predict(x, draws=5).probs.shape == (6, 4, 5)
+    short = po.laplace(network, (x, y), "classification", prior=po.priors.Normal(1.0), tuning=None)
+    assert short.joint.likelihood == likelihood
+    assert torch.equal(short.joint.network.initial, network.initial)
+    with pytest.raises(po.errors.BadData, match=r"Network\(module, outputs=lambda out"):
+        po.laplace(Tokens(), (x, y), "classification")
+
+
+class Named(nn.Module):
+    """A network that takes its inputs by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 4).double()
+
+    def forward(self, *, x):
+        return self.layer(x)
+
+
+def test_rows_name_their_targets_as_the_network_says():
+    network = po.model.Network(Named(), labels="target")
+    x, y = inputs(12), torch.arange(12) % 4
+    rows = {"x": x, "target": y}
+    loader = torch.utils.data.DataLoader([{"x": a, "target": b} for a, b in zip(x, y, strict=True)], batch_size=4)
+    for data in (rows, loader):
+        q = po.laplace(network, data, "classification", prior=po.priors.Normal(1.0), tuning=None)
+        pred, labels = po.posteriors.with_targets(q, data)
+        assert torch.equal(labels, y)
+        assert torch.allclose(pred.probs, q.predict({"x": x}).probs)
+        joint = po.Joint(network, Categorical(), po.priors.Normal(), num_data=12)
+        states = [Named().state_dict() for _ in range(3)]
+        swag = po.methods.SWAG(rank=2).from_checkpoints(joint, states, data)
+        assert torch.allclose(swag.mean, torch.stack([joint.network.layout.flatten(s) for s in states]).mean(0))
