@@ -38,7 +38,6 @@ from posterity.numerics.random import Key
 logger = logging.getLogger("posterity")
 
 Weights = Sequence[Tensor]
-
 Buffers = dict[str, Tensor]
 """Batch-norm statistics and other buffers of a network, by name."""
 
@@ -47,14 +46,13 @@ class Network:
     """A module's function f(theta, inputs), its layout, starting weights, frozen weights and buffers.
 
     Takes an `nn.Module`, of which it keeps a private copy: the user's module is never changed. `outputs` makes the
-    tensor that the likelihood needs of what the module returns: `lambda out: out.logits.movedim(-1, 1)` for tokens
-    of a Hugging Face model, whose classes are last. Without it that is the tensor returned, `logits` of a model output,
-    or the first of a tuple. `labels` is the entry of a batch that is a mapping which holds its targets, and which the
-    module is not given. theta (P,) holds
-    the trainable parameters in module order, each row-major; a weight shared by two layers appears once.
-    Parameters with `requires_grad=False` are frozen at their values. Every layer runs in evaluation mode (so
-    dropout is off outside `dropping`), except batch norm, which runs on batch statistics when `train=True` unless its
-    weights are frozen. Threads may share a network: their calls take turns.
+    tensor that the likelihood needs of what the module returns: `lambda out: out.logits.movedim(-1, 1)` for tokens of a
+    Hugging Face model, whose classes are last. Without it that is the tensor returned, `logits` of a model output, or
+    the first of a tuple. `labels` is the entry of a batch that is a mapping which holds its targets, and which the
+    module is not given. theta (P,) holds the trainable parameters in module order, each row-major; a weight shared by
+    two layers appears once. Parameters with `requires_grad=False` are frozen at their values. Every layer runs in
+    evaluation mode (so dropout is off outside `dropping`), except batch norm, which runs on batch statistics when
+    `train=True` unless its weights are frozen. Threads may share a network: their calls take turns.
 
     A call is a function of theta and inputs. Two rows of the first inputs show what else it does: a module that writes
     into its inputs or buffers is given copies in every call; one that draws random numbers in evaluation mode, keeps a
