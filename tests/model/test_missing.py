@@ -8,8 +8,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import posterity as po
-from posterity.curvature import CorrectedKronecker, EmpiricalFisher, Full, GaussNewton, Hessian, Kronecker
-from posterity.curvature.curvature import MonteCarloFisher
+from posterity.curvature import (
+    CorrectedKronecker,
+    EmpiricalFisher,
+    Full,
+    GaussNewton,
+    Hessian,
+    Kronecker,
+    MonteCarloFisher,
+)
 from posterity.errors import BadData
 from posterity.evidence import residual_sums
 from posterity.evidence.cavities import left_out_rows
