@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posterity.errors import BadData, shown
 from posterity.likelihoods.likelihood import Likelihood
@@ -17,6 +17,7 @@ from posterity.posteriors.functions import Evaluation
 from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.posterior import Posterior, Prediction, WeightPart
 from posterity.posteriors.samples import batches
+from posterity.posteriors.standalone import ScaledProbabilities
 from posterity.predictive import Integrator, Predictive, Scaling, TemperatureScaling
 from posterity.storage import Part, encode
 
@@ -154,6 +155,9 @@ class Calibrated(Posterior):
 
     def drawn_functions(self, draws: int, key: Key) -> Evaluation:
         return self.posterior.drawn_functions(draws, key)
+
+    def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
+        return ScaledProbabilities(self.posterior.standalone(draws, share, key), self.scaling)
 
     def likelihood(self, draws: int, key: Key) -> Likelihood:
         return self.posterior.likelihood(draws, key)

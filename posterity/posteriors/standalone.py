@@ -20,6 +20,7 @@ from posterity.posteriors.moments import Chain, forward
 from posterity.precisions.precision import Precision
 from posterity.predictive.probit import shrunk
 from posterity.predictive.quadrature import probit_gaussian, sigmoid_gaussian_rows
+from posterity.predictive.scaling import LEAST, Scaling
 
 logger = logging.getLogger("posterity")
 
@@ -283,6 +284,22 @@ class Mixed(nn.Module):
 
     def _mean(self, values: Sequence[Any]) -> Any:
         return sum(share * value for share, value in zip(self._shares, values, strict=True))
+
+
+class ScaledProbabilities(nn.Module):
+    """The part's class probabilities after a scaling; the mutual information stays, up to the new entropy."""
+
+    def __init__(self, part: nn.Module, scaling: Scaling) -> None:
+        super().__init__()
+        self.part = part
+        self._scaling = scaling
+
+    def forward(self, inputs: Inputs) -> Summary:
+        centre, within, _ = self.part(inputs)
+        logits = centre.double().clamp_min(LEAST).log().movedim(1, -1)
+        probs = self._scaling.scaled(logits).softmax(-1).movedim(-1, 1).to(centre)
+        entropy, information = (torch.special.entr(each).sum(1) for each in (probs, centre))
+        return Summary(probs, entropy - torch.minimum((information - within).clamp_min(0.0), entropy), None)
 
 
 @final

@@ -14,7 +14,7 @@ from posterity.predictive.predictive import Predictive
 
 _LARGEST = 1e3  # temperature, and the inverse of the smallest
 _STEPS = 200
-_LEAST = 1e-300  # probability in place of 0, whose logarithm is not finite
+LEAST = 1e-300  # probability in place of 0, whose logarithm is not finite
 _MOST_CLASSES = 2000  # whose vectors are scaled by Newton steps, with matrices of four times their square
 
 
@@ -65,7 +65,7 @@ def _logits(name: str, pred: Predictive) -> Tensor:
     """Log probabilities (R, C) of all labels in float64."""
     if not pred.classifies:
         raise TypeError(f"{name} needs a predictive of classes. Got {type(pred).__name__}. Use ConformalIntervals.")
-    return pred.probs.double().movedim(1, -1).reshape(-1, pred.probs.shape[1]).clamp_min(_LEAST).log()
+    return pred.probs.double().movedim(1, -1).reshape(-1, pred.probs.shape[1]).clamp_min(LEAST).log()
 
 
 @final

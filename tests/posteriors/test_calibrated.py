@@ -131,3 +131,15 @@ def test_dropout_is_calibrated_as_any_other():
     joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(), num_data=20)
     q = Calibrated.fit(Dropout(joint, 3.0 * drawn.normal(Key(2), joint.num_weights)), HELD_OUT)
     assert q.scaling.temperature > 1.0
+
+
+@pytest.mark.parametrize("scaling", [TemperatureScaling, VectorScaling])
+@pytest.mark.parametrize("posterior", [mixture, samples])
+def test_a_module_has_the_scaled_probabilities_and_is_exported(posterior, scaling):
+    calibrated, x = Calibrated.fit(posterior(), HELD_OUT, scaling), inputs(FLOAT64, 7)
+    wanted, module = calibrated.predict(x), calibrated.module()
+    rows = ({0: torch.export.Dim("rows")},)
+    for made in (module(x), torch.export.export(module, (x[:3],), dynamic_shapes=rows).module()(x)):
+        assert torch.allclose(made["probs"], wanted.probs, rtol=0, atol=1e-12)
+        assert torch.allclose(made["entropy"], torch.special.entr(wanted.probs).sum(1), rtol=0, atol=1e-12)
+        assert torch.allclose(made["mutual_information"], wanted.epistemic, rtol=0, atol=1e-12)
