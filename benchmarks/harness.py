@@ -226,8 +226,13 @@ def _command(arguments: Sequence[str]) -> str:
     return shlex.join(["python", "-m", f"benchmarks.{Path(arguments[0]).stem}", *shown])
 
 
-def report(comparisons: Sequence[Comparison], about: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
-    """The results as Markdown: one table a comparison, then the notes, then how they were made."""
+def report(
+    comparisons: Sequence[Comparison],
+    about: Mapping[str, Any],
+    notes: Sequence[str] = (),
+    table: Sequence[Sequence[str]] = (),
+) -> str:
+    """The results as Markdown: one table a comparison, another (its head first), the notes, how they were made."""
     lines: list[str] = []
     for comparison in comparisons:
         lines += [f"## {comparison.title}", ""]
@@ -238,6 +243,9 @@ def report(comparisons: Sequence[Comparison], about: Mapping[str, Any], notes: S
             f"timed; limit: {comparison.limit}.",
             "",
         ]
+    if table:
+        head, *rows = ("| " + " | ".join(cells) + " |" for cells in table)
+        lines += [head, "|" + "---|" * len(table[0]), *rows, ""]
     lines += [*(f"- {note}" for note in notes), ""] if notes else []
     ran_on = about["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
@@ -273,6 +281,7 @@ def write(
     facts: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
     folder: Path = RESULTS,
+    table: Sequence[Sequence[str]] = (),
 ) -> None:
     """Write `<topic>.json` with every number and `<topic>.md` for people, and print the latter."""
     results = [
@@ -293,7 +302,7 @@ def write(
         for comparison in comparisons
     ]
     document = {"topic": topic, **about, "facts": dict(facts or {}), "notes": list(notes), "comparisons": results}
-    text = report(comparisons, about, notes)
+    text = report(comparisons, about, notes, table)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{topic}.json").write_text(json.dumps(document, indent=1) + "\n")
     (folder / f"{topic}.md").write_text(f"# {topic.replace('_', ' ')}\n\n{text}")

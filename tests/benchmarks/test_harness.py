@@ -248,6 +248,13 @@ def test_further_columns_stand_before_the_checksum_and_may_have_gaps(clock, tmp_
     assert comparison["columns"]["floor"] == {"ours": 0.25}
 
 
+def test_a_table_of_other_things_stands_before_the_notes(tmp_path):
+    rows = [["network", "difference"], ["LSTM", "1e-16"]]
+    harness.write("topic", [], ABOUT, notes=["A note."], folder=tmp_path, table=rows)
+    text = (tmp_path / "topic.md").read_text()
+    assert "\n| network | difference |\n|---|---|\n| LSTM | 1e-16 |\n\n- A note.\n" in text
+
+
 def test_the_context_says_how_to_repeat_the_run_and_names_no_folder(monkeypatch, tmp_path):
     arguments = [
         str(tmp_path / "map_step.py"),
