@@ -55,6 +55,15 @@ class Curvature(ABC):
         """The largest number K of columns per row, for this many outputs."""
         return outputs
 
+    def columns_for(self, outputs: int, whole: int, num_data: int) -> int:
+        """Columns of each of `num_data` rows with this many outputs, where matrices of up to `whole` weights are kept.
+
+        Of drawn ones, all rows together have `SURPLUS` times that many: the inverse of a matrix made of m random
+        columns is too large by m / (m - whole).
+        """
+        count = self.num_columns(outputs)
+        return max(count, min(outputs, -(-SURPLUS * whole // num_data))) if self.draws(outputs) else count
+
     def draws(self, outputs: int) -> bool:
         """Whether columns are drawn in place of exact ones, for this many outputs."""
         return False
@@ -221,15 +230,8 @@ class Rows:
         return probabilities, None if self.entry_weights is None else self.entry_weights[low : low + len(outputs)]
 
     def num_columns(self, outputs: int, whole: int) -> int:
-        """Columns of a row with this many outputs, where matrices of up to `whole` weights are kept.
-
-        Of drawn ones, all rows together have `SURPLUS` times that many: the inverse of a matrix made of m random
-        columns is too large by m / (m - whole).
-        """
-        count = self.curvature.num_columns(outputs)
-        if not self.curvature.draws(outputs):
-            return count
-        return max(count, min(outputs, -(-SURPLUS * whole // self.joint.as_joint("curvature").num_data)))
+        """Columns of a row: see `Curvature.columns_for`."""
+        return self.curvature.columns_for(outputs, whole, self.joint.as_joint("curvature").num_data)
 
     def _columns(self, outputs: Tensor, low: int, count: int) -> Tensor:
         targets = self.data[1].targets[low : low + len(outputs)]

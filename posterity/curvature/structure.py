@@ -53,6 +53,10 @@ class Structure(ABC):
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
         """scale C + diag(prior) for the sums C over all rows; `places` from the survey, empty for a `Density`."""
 
+    def whole(self, survey: Survey) -> int:
+        """Weights of the largest matrix that is kept whole, apart from small ones."""
+        return 0
+
     @abstractmethod
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
         """Upper bound on the bytes of the sums and the precision, for `columns` columns per row."""
@@ -126,6 +130,9 @@ class Full(Structure):
             return LowRankPrecision(rows, prior)
         return Dense(rows.T @ rows, prior)  # raises an informative error if it is singular
 
+    def whole(self, survey: Survey) -> int:
+        return survey.size
+
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
         # Matrix, summand, precision, factor and copies; or rows and their inner products.
         size, rows = survey.size, num_data * columns
@@ -169,6 +176,9 @@ class BlockDiagonal(Structure):
         blocks = tuple(place.block for place in places)
         parts = tuple(Dense(sums[str(i)] * scale, block.gather(prior)) for i, block in enumerate(blocks))
         return BlockDiagonalPrecision(blocks, parts, prior.shape[-1])
+
+    def whole(self, survey: Survey) -> int:
+        return max(place.block.size for place in survey.places)
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
         # Sums, precision and factor of each layer with a copy, and two more of the largest.

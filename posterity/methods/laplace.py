@@ -249,7 +249,8 @@ class Laplace(Method):
         if number:  # after a pass for the variances of all
             choosing = Diagonal().bytes(known, joint.num_data, outputs)
             known = replace(known, select=chosen)
-        columns = outputs if closed else self.curvature.num_columns(outputs)
+        columns = self.curvature.columns_for(outputs, structure.whole(known), joint.num_data)
+        columns = outputs if closed else columns
         kept = structure.bytes(known, joint.num_data, columns)
         if not self.curvature.factored:
             kept = max(kept, FORMED * 8 * known.size**2)
