@@ -390,7 +390,7 @@ class Joint:
     def checked(self, data: Data) -> Data:
         """The data with targets shaped for the likelihood; raises BadData where they do not fit the model."""
         batch = self.check(data.first())
-        say_missing(self.likelihood, batch)
+        say_missing(self.likelihood, batch, isinstance(data, TensorData))
         self._check_number(data)
         if isinstance(data, TensorData):
             return dataclasses.replace(data, rows=batch)

@@ -265,12 +265,17 @@ def prepared(likelihood: Likelihood, batch: Batch, example: Tensor, dtype: torch
     return batch._replace(targets=targets, weights=weights, checked=True, complete=complete)
 
 
-def say_missing(likelihood: Likelihood, batch: Batch) -> None:
-    """Log how many targets of a checked batch are missing."""
+def say_missing(likelihood: Likelihood, batch: Batch, whole: bool) -> None:
+    """Log how many targets of a checked batch are missing; raise BadData where the `whole` data have none."""
     observed = None if batch.complete else likelihood.observed(batch.targets)
-    if observed is not None:
-        count, missing = observed.numel(), int((~observed).sum())
-        logger.info("%d of %d targets are missing and left out (of a loader: in its first batch)", missing, count)
+    if observed is None:
+        return
+    count, missing = observed.numel(), int((~observed).sum())
+    if whole and missing == count:
+        raise BadData(
+            f"The data must have at least one target. Got {count:,} that are all missing (NaN, or label -100)."
+        )
+    logger.info("%d of %d targets%s are missing and left out", missing, count, "" if whole else " of the first batch")
 
 
 def like_saved(network: Network, config: dict[str, Any], tensors: dict[str, Tensor]) -> Network:

@@ -391,3 +391,12 @@ def test_missing_targets_are_said(caplog: pytest.LogCaptureFixture) -> None:
     x, y, _ = rows(Gaussian())
     joint_of(Gaussian()).checked(as_data((x, y)))
     assert f"{int(y.isnan().sum())} of 24 targets" in caplog.text
+
+
+def test_data_without_any_target_are_refused() -> None:
+    x, prior = torch.ones(5, 2), po.priors.Normal(scale=1.0)
+    joint, none = po.Joint(nn.Linear(2, 3), Categorical(), prior, num_data=5), torch.full((5,), MISSING)
+    with pytest.raises(BadData, match="Got 5 that are all missing"):
+        po.infer(po.methods.MAP(2), joint, (x, none), progress=False)
+    later = TensorDataset(x, torch.tensor([MISSING, MISSING, 0, 1, 2]))  # the first batch of a loader may miss all
+    po.infer(po.methods.MAP(2), joint, DataLoader(later, batch_size=2), progress=False)
