@@ -422,7 +422,7 @@ REFUSALS = [
         Categorical(positions=1),
         torch.zeros(2, 4, 3),
         torch.zeros(2, 4).long(),
-        r"\(N, C, P1\) and targets \(N, P1\)\. Got .* movedim\(-1, 1\)",
+        r"\(N, C, P1\) and targets \(N, P1\)\. Got .*\.movedim\(-1, 1\)",
     ),
     (
         "categorical one-hot positions",
