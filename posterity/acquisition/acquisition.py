@@ -31,7 +31,7 @@ def bald(
     `pool`, `draws`, `seed` and `batch_size`.
 
     **Limit**: exact for Gaussian outputs under Gaussian noise; where the function is drawn, biased by O(1 / draws), and
-    V is that of the draws. Labels at positions count each by itself: their sum is at least the joint information of
+    V is the covariance of the draws. Labels at positions count each by itself: their sum is at least the joint information of
     the row. Rows of high scores may tell the same: choose several by `batch_bald`.
 
     **Cost**: a prediction at the pool.
@@ -78,7 +78,7 @@ def batch_bald(
     at least 1 - 1/e of the best batch's, as the information is submodular. Labels: E H(y_n | y_chosen) - E H(y_n | f),
     the first average over the configurations of the chosen labels, all of them while they are at most
     `configurations`, then as many that are drawn. Normal targets: log det(I + noise^-1 V) / 2 of the chosen rows, by
-    pivoted Cholesky, with V the covariance of the function between rows: in closed form, or with `draws` that of draws.
+    pivoted Cholesky, with V the covariance of the function between rows, in closed form, or of `draws` of it.
 
     **Limit**: exact for the draws, up to the configurations that are drawn, and for Gaussian outputs under Gaussian
     noise. Few draws tell apart few functions: the information is at most log(draws).
@@ -120,7 +120,7 @@ def epig(
     seed: int = 0,
     batch_size: int = 1024,
 ) -> Tensor:
-    """Expected information gain in predictions: what each pool row's target tells about those at `targets`, (N,) nats.
+    """Expected information gain in predictions: what a pool row's target tells about targets elsewhere, (N,) nats.
 
     **Math**: mean over the target inputs x* of I(y; y*), y at the pool row. Labels: H(y) + H(y*) - H(y, y*) with
     p(y, y*) = E p(y | f) p(y* | f). Normal targets: -log det(I - W W^T) / 2 with W = L^-1 Cov(f, f*) L*^-T, and L L^T

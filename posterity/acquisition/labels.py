@@ -71,7 +71,7 @@ def batch_bald_of_probs(
 
 
 def _conditional_entropy(probs: Tensor, known: Configurations) -> Tensor:
-    """Entropy of each row's label given those of the chosen rows, averaged over their configurations, (N,)."""
+    """Entropy (N,) of each row's label given the labels of the chosen rows, averaged over their configurations."""
     shares, (draws, count, classes) = known.responsibilities(), probs.shape
     step = max(1, ENTRIES // (len(shares) * classes))
     parts = []

@@ -67,7 +67,7 @@ def whitened(values: Tensor, within: Tensor, noise: Tensor) -> Tensor:
 
 
 def shared_information(across: Tensor, pool: Normals, targets: Normals) -> Tensor:
-    """Mean over target rows of the mutual information of their targets with those of each pool row, (N,).
+    """Mutual information (N,) between the targets of each pool row and of a target row, averaged over the latter.
 
     `across` (N, D, T, D') is the covariance of the function between them. With W = L_n^-1 across L_t^-T it is
     -log det(I - W W^T) / 2 for each pair.

@@ -75,7 +75,7 @@ def derivatives(
     `columns(outputs, low)` gives (K, n, *event) for the rows from `low` on; None stands for the unit vectors, so that
     the pieces are Jacobians with K = D. Rows come in chunks of about `budget` bytes; columns that do not fit come in
     further pieces, unless `whole` keeps the columns of a row together. With `probabilities(outputs, low)`, which gives
-    those of the classes (n, C, *positions) and weights (n,) or (n, *positions), the output layer of the survey is an
+    class probabilities (n, C, *positions) and weights (n,) or (n, *positions), the output layer of the survey is an
     `OutputLayer` in the first piece of each chunk, and the columns are for all other layers. Where inputs require a
     gradient and gradients are on, all results are differentiable. The output layer alone needs no backward pass.
     """
@@ -148,7 +148,7 @@ def derivatives(
 
 
 def _output_layer(outputs: Tensor, use: Use, probabilities: Tensor, weights: Tensor | None) -> OutputLayer:
-    """The output layer under these probabilities, whose axes are moved to those of the layer."""
+    """The output layer under these probabilities, whose axes are moved to match the layer."""
     if use.edge.node is not outputs.grad_fn:
         (probabilities,) = torch.autograd.grad(outputs, [use.edge], probabilities, retain_graph=True)
     positions = outputs[0, 0].numel()

@@ -31,6 +31,7 @@ from posterity.methods import MAP, Ensemble, Laplace
 from posterity.methods.parts.scales import by_evidence, without_warnings
 from posterity.model import Joint
 from posterity.model.data import as_data
+from posterity.model.module import seeded
 from posterity.networks import MLP
 from posterity.numerics.random import Key
 from posterity.optim import Adam, Cosine
@@ -357,8 +358,7 @@ class Processes(Candidate):
 
 def network(inputs: int, hidden: Sequence[int], outputs: int, key: Key | None = None) -> nn.Module:
     """The module of a candidate; it starts from the key, without a change of torch's own generator."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0 if key is None else key.seed % (1 << 63))
+    with seeded(0 if key is None else key.seed % (1 << 63)):
         return MLP((inputs, *hidden, outputs), activation="silu") if hidden else nn.Linear(inputs, outputs)
 
 

@@ -1,7 +1,6 @@
 """The fit of a named method to the encoded rows of a table: its network, and the stages that come before it."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from posterity.errors import shown
 from posterity.inference import Method, infer
 from posterity.likelihoods import Likelihood
 from posterity.model import Joint, Tempering
+from posterity.model.module import seeded
 from posterity.networks import MLP
 from posterity.posteriors import Posterior
 from posterity.priors import Normal, Prior
@@ -79,7 +79,9 @@ class Fit:
         def joint_with(hidden: tuple[int, ...]) -> Joint:
             sizes = (inputs, *hidden, self.outputs)
             activation, rate = ("relu" if word == "pbp" else "tanh"), (RATE if word == "dropout" else 0.0)
-            return problem(_seeded(lambda: MLP(sizes, activation, dropout=rate), self.seed).to(self.device))
+            with seeded(self.seed):
+                network = MLP(sizes, activation, dropout=rate)
+            return problem(network.to(self.device))
 
         if self.network is not None:
             return problem(made(self.network, inputs, self.outputs, self.seed, self.device))
@@ -96,14 +98,8 @@ def made(network: Any, inputs: int, outputs: int, seed: int, device: torch.devic
     """Return the module itself, or the one that the function makes, on the device."""
     if isinstance(network, nn.Module):
         return network if all(p.device == device for p in network.parameters()) else copy.deepcopy(network).to(device)
-    module = _seeded(lambda: network(inputs, outputs), seed)
+    with seeded(seed):
+        module = network(inputs, outputs)
     if not isinstance(module, nn.Module):
         raise TypeError(f"network(inputs, outputs) must return a module. Got {shown(module)}.")
     return module.to(device)
-
-
-def _seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Make a module with first weights from the seed; torch's generator stays as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return make()

@@ -233,8 +233,7 @@ def fresh_weights(module: nn.Module, wanted: Iterable[str], key: Key) -> dict[st
                 f"Network.fresh: {type(layers[owner]).__name__} has the weight '{weight}' but no reset_parameters(). "
                 "Give it one, or pass infer(..., start=function), a function that returns a new module."
             )
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(key.seed)
+    with seeded(key.seed):
         for name in reversed(resets):  # a layer after its children, which it may initialise itself
             resets[name]()
     if len(zeros) < len(matrices):
@@ -289,6 +288,14 @@ def _reset_adapters(layer: Any, reset: Callable[..., object]) -> None:
     further = (True,) * (len(signature(reset).parameters) - 1)  # whether to initialise, where that is a choice
     for adapter in layer.active_adapters:
         reset(adapter, *further)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Let weights that are made inside `with` begin from the seed; torch's own generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from posterity.inference import Checkpoint, Method, Plan, Trace, infer, plan
 from posterity.inference.memory import human
 from posterity.likelihoods import Categorical, Gaussian, Heteroscedastic, Likelihood
 from posterity.model import Joint, Tempering
+from posterity.model.module import seeded
 from posterity.networks import MLP
 from posterity.options import as_json, flag
 from posterity.posteriors import Posterior
@@ -127,8 +128,7 @@ def _problem(chosen: Settings, source: Source, device: torch.device) -> tuple[ML
     outputs = rows.train.targets.shape[1] if rows.classes is None else len(rows.classes)
     outputs *= 2 if chosen.noise == "inputs" else 1  # the logarithm of the noise beside the mean
     sizes = (rows.train.inputs.shape[1], *(chosen.hidden or ()), outputs)
-    with torch.random.fork_rng(devices=[]):  # weights start from the seed; the caller's generator stays as it was
-        torch.default_generator.manual_seed(chosen.seed)
+    with seeded(chosen.seed):
         network = MLP(sizes, activation=chosen.activation, dropout=chosen.dropout or 0.0)
     network = network.to(device)
     cold = chosen.temperature != 1.0
