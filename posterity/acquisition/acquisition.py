@@ -31,8 +31,8 @@ def bald(
     `pool`, `draws`, `seed` and `batch_size`.
 
     **Limit**: exact for Gaussian outputs under Gaussian noise; where the function is drawn, biased by O(1 / draws), and
-    V is the covariance of the draws. Labels at positions count each by itself: their sum is at least the joint information of
-    the row. Rows of high scores may tell the same: choose several by `batch_bald`.
+    V is the covariance of the draws. Labels at positions count each by itself: their sum is at least the joint
+    information of the row. Rows of high scores may tell the same: choose several by `batch_bald`.
 
     **Cost**: a prediction at the pool.
 
