@@ -94,7 +94,7 @@ class Laplace(Method):
     all data, kept in a `structure` (None: the whole matrix up to 3,000 weights, Kronecker factors beyond).
     log evidence = log density at theta* + R/2 log 2 pi - 1/2 logdet Lambda, with the prior of the R weights (and of a
     learnt noise) alone: points are given. `subset` chooses the weights: all of them, if it is left out, or the last
-    layer where a network has more than 3,000 and the factors of some are not known.
+    layer where a network has more than 3,000 and the factors of some are not known, or rough.
 
     **Scales**: given ones are known. Those that were left out come with the posterior that the run starts from, as its
     fit chose them, unless the Gaussian at them surely predicts worse than a narrower one. Then, and for a network that
@@ -177,20 +177,21 @@ class Laplace(Method):
         return replace(self, subset=self._usual_subset(joint, data))
 
     def _usual_subset(self, joint: Problem, data: Data) -> Subset:
-        """The last layer where Kronecker factors of some weights are wanted and not known, else all weights."""
+        """The last layer where some weights have no Kronecker factors, or rough ones, else all weights."""
         chosen = isinstance(joint, Joint) and not isinstance(joint.random, Tensor) and not isinstance(data, NoData)
         if self.structure is not None or not chosen or not isinstance(self.structure_for(joint), Kronecker):
             return AllWeights()
         problem, inputs = joint.as_joint("Laplace"), data.first().member(0).inputs
         try:
-            without = [p for p in survey(problem, inputs).places if p.kind == PLAIN and p.block.size > SMALL]
+            places = (place for place in survey(problem, inputs).places if place.block.size > SMALL)
+            without = [place for place in places if place.kind == PLAIN or not place.direct]
             names = sorted({name for place in without for name in place.block.names})
             if not names:
                 return AllWeights()
             LastLayer().of(problem, inputs)
         except (ValueError, TypeError, RuntimeError, NotImplementedError):  # `prepared` says what is wrong
             return AllWeights()
-        logger.info("Laplace takes the last layer alone: %s have no Kronecker factors.", ", ".join(names))
+        logger.info("Laplace takes the last layer alone: %s have no or rough Kronecker factors.", ", ".join(names))
         return LastLayer()
 
     @property

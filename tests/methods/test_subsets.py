@@ -69,7 +69,7 @@ def test_frozen_and_point_weights_predict_alike_and_have_one_evidence(fitted):
     "subset", [AllWeights(), LastLayer(), Matching("*.bias"), LargestVariance(7)], ids=lambda subset: str(subset)
 )
 @pytest.mark.parametrize("way", ["normal", "by layer", "Student"])
-def test_the_evidence_is_that_of_the_subset(fitted, subset, way):
+def test_the_evidence_has_the_prior_of_the_subset_alone(fitted, subset, way):
     """For a normal prior log p(D | theta) - (log det Lambda - log det Lambda_0 + scatter) / 2, as in laplace-torch."""
     joint, q = fitted
     ordered = po.priors.Layerwise({"0.*": po.priors.Normal(0.5, 0.1), "*": po.priors.Normal(2.0, -0.3)})
@@ -267,7 +267,7 @@ class Bilinear(nn.Module):
         (Bilinear(2), {}, AllWeights()),  # the whole matrix is kept
         (Bilinear(8), {"structure": po.curvature.Kronecker()}, AllWeights()),
         (Bilinear(8), {"subset": AllWeights()}, AllWeights()),
-        (Recurrent(32), {}, AllWeights()),
+        (Recurrent(32), {}, LastLayer()),  # uses in time count as independent: rough
         (nn.Sequential(nn.Flatten(), nn.Linear(24, 120), nn.Tanh(), nn.Linear(120, 3)), {}, AllWeights()),
     ],
     ids=["factors unknown", "few weights", "structure given", "subset given", "recurrent", "factors known"],
