@@ -32,7 +32,13 @@ class Normals(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The average of candidates' means with the weights of least held-out squared error."""
+    """The average of candidates' means with the weights of least held-out squared error.
+
+    **Math**: m(x) = sum_k w_k m_k(x) with w_k >= 0 of sum 1 that minimise sum_n v_n (y_n - m(x_n))^2 over held-out rows
+    of weights v_n. `moments` are of the mixture of the candidates: variances w_k (s_k^2 + (m_k - m)^2) add up.
+
+    **Limit**: the exact minimum, found among all subsets of the candidates, of which there must be few.
+    """
 
     weights: dict[str, float]
     name: ClassVar[str] = "pooled means"
@@ -72,8 +78,11 @@ class Pool:
 class Scale:
     """The scale of the noise around a mean: constant, the prediction's own, or this times a function of the inputs.
 
-    The function is a Gaussian process of the log squared residuals. A constant scale grows where the mean is less known
-    than it is, on average, in the rows that the constant is fitted to.
+    **Math**: s(x)^2 = c^2 + max(0, v(x) - u), with c the root mean square of held-out residuals, v(x) the epistemic
+    variance and u its mean in these rows; or s(x) = own(x) exp(g(x)), with g a Gaussian process fitted to half the
+    logarithms of the squared residuals in units of own(x).
+
+    **Limit**: logarithms of squares are low on average; `Shape` makes up for the constant that is lost.
     """
 
     constant: Tensor | None = None  # (T,)
@@ -123,7 +132,13 @@ def features(moments: Moments, inputs: Tensor, basis: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """The density of the residuals in units of their scale: a mixture of normals with mean 0."""
+    """The density of the residuals in units of their scale: a mixture of normals with mean 0.
+
+    **Math**: h(z) = sum_k pi_k N(z | m_k, s_k^2), fitted by EM, then shifted so that sum_k pi_k m_k = 0.
+
+    **Limit**: one component below 100 rows, two below 300, else three; none is narrower than a twentieth of the root
+    mean square.
+    """
 
     weights: Tensor
     means: Tensor
@@ -168,7 +183,12 @@ class Shape:
 
 @dataclass(frozen=True, eq=False)
 class Density:
-    """A density of targets: the mean of a candidate or of the pool, a scale, and the shape of the noise."""
+    """A density of targets: the mean of a candidate or of the pool, a scale, and the shape of the noise.
+
+    **Math**: p(y | x) = h((y - m(x)) / s(x)) / s(x), with components of h widened to `rounding` where they are narrower.
+
+    **Limit**: h is the same everywhere; only its scale depends on the inputs.
+    """
 
     name: str
     source: str
@@ -237,10 +257,13 @@ def _least_gap(column: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Class probabilities: the average over draws f of softmax(a (m + r (f - m)) + b), m the mean of the draws.
+    """Class probabilities of drawn logits, with a slope, a spread and offsets chosen by held-out rows.
 
-    The slope a, the spread r and the offsets b are chosen by held-out rows: draws of a posterior that is too wide, as
-    where classes can be separated, come nearer to their mean.
+    **Math**: the average over draws f of softmax(a (m + r (f - m)) + b), m the mean of the draws; a, r and b maximise
+    the held-out log probability under normal priors near a = r = 1, b = 0.
+
+    **Limit**: a is within e^-3 and e^3, r within 0 and 2: draws of a posterior that is too wide, as where classes can be
+    separated, come nearer to their mean.
     """
 
     slope: float
