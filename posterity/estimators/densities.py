@@ -185,7 +185,7 @@ class Shape:
 class Density:
     """A density of targets: the mean of a candidate or of the pool, a scale, and the shape of the noise.
 
-    **Math**: p(y | x) = h((y - m(x)) / s(x)) / s(x), with components of h widened to `rounding` where they are narrower.
+    **Math**: p(y | x) = h((y - m(x)) / s(x)) / s(x), with components of h widened to `rounding` if they are narrower.
 
     **Limit**: h is the same everywhere; only its scale depends on the inputs.
     """
@@ -262,7 +262,7 @@ class Calibration:
     **Math**: the average over draws f of softmax(a (m + r (f - m)) + b), m the mean of the draws; a, r and b maximise
     the held-out log probability under normal priors near a = r = 1, b = 0.
 
-    **Limit**: a is within e^-3 and e^3, r within 0 and 2: draws of a posterior that is too wide, as where classes can be
+    **Limit**: a is within e^-3 and e^3, r within 0 and 2: draws that are too wide, as where classes can be
     separated, come nearer to their mean.
     """
 
