@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from posterity.errors import positive_whole, shown
 from posterity.model.batch import Batch, Inputs, map_inputs
@@ -111,10 +113,11 @@ class CompiledModule:
     def call(self, first_order: bool) -> Callable[..., Any] | None:
         """The compiled module if it may run here: without a graph, or with one of first derivatives, outside of modes.
 
-        Transforms of torch.func and modes that see single operations need the module as it was.
+        Transforms of torch.func and modes that see single operations need the module as it was; the mode of a default
+        device does not.
         """
         if self._call is None or (torch.is_grad_enabled() and not first_order):
             return None
         outer: Any = torch._C._functorch.peek_interpreter_stack()  # pyright: ignore[reportAttributeAccessIssue]
-        modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
-        return self._call if outer is None and not modes else None
+        seen = [mode for mode in _get_current_function_mode_stack() if not isinstance(mode, DeviceContext)]
+        return self._call if outer is None and not seen and not torch._C._len_torch_dispatch_stack() else None

@@ -4,6 +4,7 @@ import pytest
 import torch
 from benchmarkfiles import load
 
+pytestmark = pytest.mark.cpu  # the benchmark is
 agreement = load("laplace_agreement")
 CASES = {case.name: case for case in agreement.cases()}
 

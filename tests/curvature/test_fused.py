@@ -333,7 +333,7 @@ class Packed(nn.Module):
         self.cell, self.head = nn.LSTM(2, 3, batch_first=True), nn.Linear(3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        lengths = torch.full((len(x),), x.shape[1])
+        lengths = torch.full((len(x),), x.shape[1], device="cpu")
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
         return self.head(self.cell(packed)[1][0][-1])
 

@@ -39,7 +39,7 @@ class Collator:
 
 
 def rows() -> list[dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(0)
     ids = torch.randint(1, 20, (ROWS, LENGTH), generator=generator)
     mask = torch.ones(ROWS, LENGTH, dtype=torch.long)
     mask[::3, 3:] = 0

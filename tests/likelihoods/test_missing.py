@@ -20,7 +20,7 @@ from posterity.likelihoods import (
 from posterity.likelihoods.likelihood import IGNORED
 
 ROWS, SIZE = 5, 4
-generator = torch.Generator().manual_seed(0)
+generator = torch.Generator(torch.get_default_device()).manual_seed(0)
 
 
 def normal(*shape: int) -> Tensor:
@@ -45,7 +45,7 @@ each = pytest.mark.parametrize("name", list(LIKELIHOODS))
 
 def with_gaps(targets: Tensor) -> tuple[Tensor, Tensor]:
     """Targets of which some are missing, the whole of row 3, and which are observed."""
-    observed = torch.rand(targets.shape, generator=torch.Generator().manual_seed(1)) < 0.6
+    observed = torch.rand(targets.shape, generator=torch.Generator(torch.get_default_device()).manual_seed(1)) < 0.6
     observed[3] = False
     return targets.masked_fill(~observed, math.nan if targets.is_floating_point() else IGNORED), observed
 

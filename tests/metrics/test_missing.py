@@ -27,7 +27,8 @@ MISSING = -100
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    own = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=own, device="cpu").to(torch.get_default_device())
 
 
 GAPS = normal(N, SIZE, seed=5) > 0.3

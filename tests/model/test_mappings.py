@@ -66,7 +66,7 @@ def encoder(**options) -> nn.Module:
 
 
 def entries(tokens: bool = False) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(0)
     ids = torch.randint(VOCABULARY, (N, LENGTH), generator=generator)
     mask = (torch.arange(LENGTH) < torch.arange(N).unsqueeze(1) % LENGTH + 1).long()
     labels = torch.randint(CLASSES, (N, LENGTH), generator=generator)
@@ -122,7 +122,7 @@ def encoded(rows: list[dict[str, Tensor]]) -> BatchEncoding:
     return BatchEncoding(torch.utils.data.default_collate(rows))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.cpu)])  # forked workers have no GPU
 def test_loaders_of_mappings(workers: int) -> None:
     given = entries()
     joint = po.Joint(encoder(), Categorical(), po.priors.Normal(1.0), N)
@@ -208,7 +208,7 @@ class Graph(nn.Module):
 
 
 def test_nested_inputs() -> None:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(0)
     features, adjacency = (torch.randn(N, 4, k, generator=generator) for k in (2, 4))
     mask, y = torch.rand(N, 4, generator=generator) < 0.7, torch.randn(N, 1, generator=generator)
     inputs = {"nodes": (features, mask), "edges": [adjacency]}
@@ -275,7 +275,9 @@ class Ready(Stream):
         yield from zip(x.split(3), y.split(3), strict=True)
 
 
-@pytest.mark.parametrize("name", list(SOURCES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.cpu) if "worker" in name else name for name in SOURCES]
+)
 def test_iterated_rows(name: str) -> None:
     joint = line()
     wanted, _ = po.infer(Laplace(tuning=None), joint, rows_of(Stream()), progress=False)
@@ -305,7 +307,12 @@ def test_iterated_rows(name: str) -> None:
         (Stream, 10, "num_data = 10 rows. Got at least"),
         (lambda: DataLoader(Counted(), batch_size=5), 10, "num_data is 10 but the data have 12 rows"),
         (Counted, 10, "num_data is 10 but the data have 12 rows"),
-        (lambda: DataLoader(Stream(shared=False), batch_size=5, num_workers=2), N, "num_data = 12 rows. Got at least"),
+        pytest.param(
+            lambda: DataLoader(Stream(shared=False), batch_size=5, num_workers=2),
+            N,
+            "num_data = 12 rows. Got at least",
+            marks=pytest.mark.cpu,
+        ),
     ],
 )
 def test_another_number_of_rows_is_refused(method, make, count: int, got: str) -> None:

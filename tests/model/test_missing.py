@@ -61,7 +61,7 @@ def module(likelihood: Likelihood) -> nn.Module:
 
 def rows(likelihood: Likelihood, count: int = N) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs, targets with gaps (the whole of row 2 among them), and weights of single targets."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(1)
     x = torch.randn(count, INPUTS, dtype=torch.float64, generator=generator)
     y = torch.randn(count, SIZE, dtype=torch.float64, generator=generator)
     gaps = torch.rand(count, SIZE, generator=generator) < 0.4

@@ -110,7 +110,8 @@ def test_what_is_handed_again_comes_back(case, members, tmp_path):
     given = {"likelihood": likelihood(), "prior": prior()}
     loaded = po.load(tmp_path, net(), **{name: given[name] for name in names})
     x, y = numbers(FLOAT64)
-    assert torch.equal(loaded.predict(x).log_prob(y), q.predict(x).log_prob(y))
+    off = 0.0 if x.device.type == "cpu" else 1e-12  # a GPU's products round by where members lie in memory
+    torch.testing.assert_close(loaded.predict(x).log_prob(y), q.predict(x).log_prob(y), rtol=off, atol=off)
     assert same_bits(loaded, q)
     assert same_bits(po.load(tmp_path, net(), **given), q)  # what is posterity's may be handed as well
     for name in names:

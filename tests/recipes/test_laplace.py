@@ -21,7 +21,8 @@ def net(outputs: int) -> nn.Module:
 
 
 def loader(rows, **options):
-    return DataLoader(TensorDataset(*rows), batch_size=6, **options)
+    generator = torch.Generator(torch.get_default_device()) if options.get("shuffle") else None
+    return DataLoader(TensorDataset(*rows), batch_size=6, generator=generator, **options)
 
 
 WAYS = {
