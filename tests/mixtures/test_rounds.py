@@ -153,7 +153,8 @@ def test_components_are_names_only(seed):
         start["precisions_init"] = precisions[order]
     permuted = problem.fit(**start)
     # Of several empty components the first takes the worst row: those may come back under each other's names.
-    _, order = linear_sum_assignment(cdist(permuted.means_, mixture.means_))
+    sides = [np.column_stack([each.means_ / problem.scale, each.weights_]) for each in (permuted, mixture)]
+    _, order = linear_sum_assignment(cdist(*sides))
     own = slice(None) if problem.type == "tied" else order
     np.testing.assert_allclose(permuted.lower_bounds_, mixture.lower_bounds_, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(permuted.weights_, mixture.weights_[order], atol=1e-7)
