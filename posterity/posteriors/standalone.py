@@ -196,7 +196,7 @@ class LastLayer(Predictor):
         if phi.shape[-1] < covariances.shape[-1]:
             ones = torch.ones_like(phi[:, :1])
             phi = torch.cat([ones, phi] if self._drawn_names[0] == "bias" else [phi, ones], dim=-1)
-        variance = torch.einsum("nf,dfg,ng->nd", phi, covariances, phi).clamp_min(0.0)
+        variance = ((phi @ covariances) * phi).sum(-1).T.clamp_min(0.0)  # (N, D), of phi_n^T covariance_d phi_n
         if likelihood.link == "identity":
             return Summary(outputs, likelihood.variance(outputs), variance.to(outputs.dtype))
         probs = self._probs(outputs.double(), variance)
