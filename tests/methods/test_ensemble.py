@@ -307,7 +307,7 @@ class Tokens(nn.Module):
     def __init__(self, width=3, table=2.0):
         super().__init__()
         self.token = nn.Parameter(torch.randn(width, dtype=FLOAT64))
-        self.positions = nn.Parameter(torch.from_numpy(np.random.randn(width)) + random.gauss(0.0, 1.0))
+        self.positions = nn.Parameter(torch.tensor(np.random.randn(width)) + random.gauss(0.0, 1.0))
         self.head = nn.Linear(width, 2, dtype=FLOAT64)
         self.norm = nn.BatchNorm1d(width, dtype=FLOAT64)
         self.register_buffer("table", torch.full((width,), table, dtype=FLOAT64))
