@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 BENCH ?= map_step
 
-.PHONY: help setup demo decks test check reference bench clean
+.PHONY: help setup demo decks test check reference bench bench-check clean
 
 help: ## Show what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.run ## Make .venv with the library and its command line
 	@echo "posterity is installed in $(VENV): run $(BIN)/posterity --help"
@@ -36,6 +36,9 @@ reference: $(VENV)/.run ## Write docs/reference.md from the docstrings, docs/dec
 
 bench: $(VENV)-bench/.peers ## Run a benchmark against its peers: make bench BENCH=map_step
 	$(VENV)-bench/bin/python -m benchmarks.$(BENCH)
+
+bench-check: $(VENV)/.run ## Compare the time of core steps with earlier runs on this machine; fails at 20 % more
+	$(BIN)/python -m benchmarks.check
 
 clean: ## Remove what the commands above made
 	rm -rf $(VENV) $(VENV)-bench demo decks

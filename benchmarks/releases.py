@@ -36,14 +36,21 @@ def calls() -> dict[str, Callable[[], object]]:
     )
     last = po.methods.Laplace(subset=po.methods.LastLayer(), structure=kronecker, tuning=None)
     head, _ = po.infer(last, small, (x[:500], y[:500]), progress=False)
+    tiny = po.Joint(
+        po.networks.MLP((2, 50, 50, 10)), po.likelihoods.Categorical(), po.priors.Normal(1.0), num_data=ROWS
+    )
     probit = po.predictive.Probit()
 
-    def steps(method: object) -> Callable[[], object]:
-        return lambda: po.infer(method, joint, (x, y), progress=False)  # type: ignore[arg-type]
+    def steps(kind: Callable[..., object], problem: object = joint, columns: int = 784) -> Callable[[], object]:
+        method = kind(steps=STEPS, batch_size=128, optimizer=po.optim.Adam())
+        rows = x[:, :columns].contiguous()
+        return lambda: po.infer(method, problem, (rows, y), progress=False)  # type: ignore[arg-type]
 
     return {
-        "map_step": steps(po.methods.MAP(steps=STEPS, batch_size=128, optimizer=po.optim.Adam())),
-        "mean_field_step": steps(po.methods.MeanField(steps=STEPS, batch_size=128, optimizer=po.optim.Adam())),
+        "map_step": steps(po.methods.MAP),
+        "mean_field_step": steps(po.methods.MeanField),
+        "map_step, 2-50-50-10": steps(po.methods.MAP, tiny, 2),
+        "mean_field_step, 2-50-50-10": steps(po.methods.MeanField, tiny, 2),
         "laplace_predict, all weights": lambda: laplace.predict(x[:PREDICTED], integrator=probit),
         "laplace_predict, last layer": lambda: head.predict(x[:PREDICTED], integrator=probit),
     }
@@ -96,7 +103,7 @@ def main() -> None:
 
     print("| call | here, ms | there, ms | ratio of medians | median ratio by round |")
     print("| --- | ---: | ---: | ---: | ---: |")
-    for name in ("map_step", "mean_field_step", "laplace_predict, all weights", "laplace_predict, last layer"):
+    for name in calls():
         pairs = []
         for turn in range(given.rounds):
             order = (here, there) if turn % 2 else (there, here)
