@@ -9,6 +9,7 @@ from posterity.model.problem import Problem, labels_of
 from posterity.posteriors.posterior import Posterior
 
 ROWS = 1024  # rows predicted at a time, which bounds the memory
+NO_TARGET = "validation: no row has a weight and a target. Give at least one row both."
 
 
 class Validator:
@@ -24,10 +25,11 @@ class Validator:
         self._data = as_data(validation, labels=labels_of(joint)).to(joint.device)
         if isinstance(self._data, TensorData) and self._data.rows.per_member:
             raise BadData("validation rows are the same for all members. Pass them without a member axis.")
-        self._example = joint.example_output(joint.check(self._data.first()))
+        self._prepare = joint.preparing()
+        self._prepare(self._data.first())
         self._feed = self._data.passes(ROWS)
-        if isinstance(self._data, TensorData) and not bool((self._weights(joint.check(self._data.rows)) > 0).any()):
-            raise BadData("validation: no row has a weight and a target. Give at least one row both.")
+        if isinstance(self._data, TensorData) and not bool((self._weights(self._prepare(self._data.rows)) > 0).any()):
+            raise BadData(NO_TARGET)
 
     def fingerprint(self) -> str:
         """Return a hash of the rows."""
@@ -35,7 +37,7 @@ class Validator:
 
     def sample(self) -> Batch:
         """Return some of the rows, or all, as they are scored."""
-        return self._joint.prepared(self._data.sample(ROWS), self._example)
+        return self._prepare(self._data.sample(ROWS))
 
     def __call__(self, posterior: Posterior) -> float | Tensor:
         """Return the score, or one for each member (M,)."""
@@ -48,11 +50,13 @@ class Validator:
         total = weight = 0.0
         for rows in self._feed.from_step(0):
             assert isinstance(rows, Batch)
-            batch = self._joint.prepared(rows, self._example)
+            batch = self._prepare(rows)
             log_prob = posterior.predict(batch.inputs).log_prob(batch.targets).double()
             weights = self._weights(batch)
             total -= float((log_prob * weights).sum())
             weight += float(weights.sum())
+        if not weight:
+            raise BadData(NO_TARGET)
         return total / weight
 
     def _weights(self, batch: Batch) -> Tensor:

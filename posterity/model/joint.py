@@ -1,7 +1,7 @@
 """The problem: network, likelihood, prior, number of data and tempering as one log density."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.backward import Leaves, LeavesCache, backward, batch_log_likelihood, batch_total, side_by_side
-from posterity.model.batch import Inputs
+from posterity.model.batch import Inputs, named_tensors
 from posterity.model.data import Batch, Data, OwnOrders, Reordered, StreamData, TensorData
 from posterity.model.network import Buffers, Network
 from posterity.model.problem import check_inputs, checked_patterns, example_output, like_saved, prepared, say_missing
@@ -366,14 +366,22 @@ class Joint:
         """Outputs (1, *event) of the batch's first row; raises BadData where the model does not accept it."""
         return example_output(self.network, batch)
 
-    def prepared(self, batch: Batch, example: Tensor) -> Batch:
-        """The batch with targets shaped for the likelihood, given an output row; raises BadData for bad rows."""
-        likelihood = self.likelihood.fixed(self.likelihood.free(self.network.initial)).member(0)
-        return prepared(likelihood, batch, example, self.dtype)
-
     def check(self, batch: Batch) -> Batch:
         """The batch with targets shaped for the likelihood; raises BadData where it does not fit the model."""
-        return self.prepared(batch, self.example_output(batch))
+        return self.preparing()(batch)
+
+    def preparing(self) -> Callable[[Batch], Batch]:
+        """`check` for many batches, whose inputs may differ in shape: the network is asked once for each shape."""
+        likelihood = self.likelihood.fixed(self.likelihood.free(self.network.initial)).member(0)
+        examples: dict[object, Tensor] = {}
+
+        def prepare(batch: Batch) -> Batch:
+            shapes = tuple(tensor.shape[batch.rows_axis + 1 :] for tensor in named_tensors(batch.inputs).values())
+            if shapes not in examples:
+                examples[shapes] = self.example_output(batch)
+            return prepared(likelihood, batch, examples[shapes], self.dtype)
+
+        return prepare
 
     def check_rows(self, data: Data) -> None:
         """Raise BadData unless the network takes such rows and there are `num_data` of them."""
@@ -397,8 +405,7 @@ class Joint:
         if isinstance(data, (OwnOrders, Reordered)):
             return dataclasses.replace(data, data=dataclasses.replace(data.data, rows=batch))
         assert isinstance(data, StreamData)
-        example = self.example_output(batch)
-        return data.prepared(lambda rows: self.prepared(rows, example))
+        return data.prepared(self.preparing())
 
     def encode(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
         """Everything but the module's code, as JSON and tensors."""

@@ -128,7 +128,15 @@ class Predictive(ABC):
                 f"Predictive.concatenate needs predictives of one class. Got {', '.join(kinds)}. "
                 "Predict every chunk with the same posterior and integrator."
             )
-        return parts[0] if len(parts) == 1 else parts[0]._joined(parts)
+        if len(parts) == 1:
+            return parts[0]
+        shapes = sorted({tuple(part.rows(slice(1)).mean.shape[1:]) for part in parts})
+        if len(shapes) > 1:
+            raise BadData(
+                f"Predictive.concatenate needs rows of one shape. Got rows {', '.join(map(str, shapes))}. Predict "
+                "batch by batch, or pad all rows to one length (with labels -100)."
+            )
+        return parts[0]._joined(parts)
 
     @abstractmethod
     def _joined(self, parts: Sequence[Any]) -> "Predictive":

@@ -176,6 +176,31 @@ def test_padding_changes_nothing() -> None:
     assert scores[0] == pytest.approx(scores[1], abs=1e-12)
 
 
+def cut(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Rows as long as the longest of their batch, as Hugging Face's collators pad them."""
+    batch = torch.utils.data.default_collate(rows)
+    return {name: value[:, : int(batch["attention_mask"].sum(1).max())] for name, value in batch.items()}
+
+
+def test_batches_of_different_lengths() -> None:
+    given = entries(tokens=True)
+    loader = DataLoader(Rows(given), batch_size=3, collate_fn=cut)
+    assert len({batch["labels"].shape for batch in loader}) > 1
+    network = Network(encoder(tokens=True), outputs=lambda out: out.logits.movedim(-1, 1))
+    joint = po.Joint(network, Categorical(positions=1), po.priors.Normal(1.0), N)
+    method = Laplace(structure=po.curvature.Full(), tuning=None)
+    wanted, _ = po.infer(method, joint, given, progress=False)
+    q, _ = po.infer(method, joint, loader, progress=False)
+    torch.testing.assert_close(q.gaussian.log_evidence, wanted.gaussian.log_evidence, rtol=0, atol=1e-9)
+    losses = [
+        po.infer(MAP(steps=4), joint, loader, validation=rows, progress=False)[1]["validation_nll"][-1]
+        for rows in (given, loader)
+    ]
+    assert float(losses[0]) == pytest.approx(float(losses[1]), abs=1e-9)
+    with pytest.raises(BadData, match=r"rows of one shape.*batch by batch, or pad"):
+        q.predict(loader)
+
+
 def test_saved_posteriors_load_with_the_adapter(tmp_path) -> None:
     given = entries(tokens=True)
     network = Network(encoder(tokens=True), outputs=lambda out: out.logits.movedim(-1, 1))

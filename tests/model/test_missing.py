@@ -372,6 +372,9 @@ def test_validation_counts_rows_with_targets() -> None:
         po.infer(MAP(steps=1), joint, (x, y), validation=(x, y, w), progress=False)
     with pytest.raises(BadData, match="no row has a weight and a target"):
         po.infer(MAP(steps=1), joint, (x, y), validation=(x[2:3], y[2:3]), progress=False)
+    loader = DataLoader(TensorDataset(x[2:3], y[2:3]))
+    with pytest.raises(BadData, match="no row has a weight and a target"):
+        po.infer(MAP(steps=1), joint, (x, y), validation=loader, progress=False)
 
 
 def test_weights_of_entries_are_refused_where_there_are_none() -> None:
