@@ -262,8 +262,6 @@ class Posterior(ABC):
                 integrated = from_blocks(likelihood, blocks, count, kept=kept, shared=self.ties_rows)
             parts.append(integrated)
             first += num_rows(chunk)
-        if not parts:
-            raise BadData("predict: the inputs have no rows. Pass at least one.")
         return parts[0] if len(parts) == 1 else type(parts[0]).concatenate(parts)
 
     def _integrated(self, inputs: Inputs, example: Tensor, wanted: "Prediction", key: Key) -> Predictive | None:
@@ -345,6 +343,7 @@ class Posterior(ABC):
     def _chunks(self, inputs: object, batch_size: int) -> Iterator[tuple[Inputs, Tensor, int]]:
         """Yield chunks of rows, each with an example of an output row and the number of all rows, as far as known."""
         assert isinstance(self.joint, Joint)
+        total = 0
         for item in in_order(inputs) if isinstance(inputs, DataLoader) else [inputs]:
             part: object = item[0] if isinstance(inputs, DataLoader) and isinstance(item, (tuple, list)) else item
             if isinstance(part, Mapping):
@@ -363,6 +362,8 @@ class Posterior(ABC):
             for low in range(0, num_rows(tensors), batch_size):
                 cut = map_inputs(lambda tensor, low=low: tensor[low : low + batch_size], tensors)  # type: ignore[misc]
                 yield cut, example, total
+        if not total:
+            raise BadData("The inputs have no rows. Pass at least one.")
 
     def module(self, draws: int | None = None, *, seed: int = 0) -> nn.Module:
         """Return the predictions as a plain module, of draws that are fixed: for deployment, and for `torch.export`.

@@ -342,6 +342,8 @@ class ConformalSets(Conformal):
             order = "group"
         answers = [pred.check(y).cpu().reshape(-1) for pred, y in zip(models, ys, strict=True)]
         probs = [_by_label(pred.probs)[own != IGNORED] for pred, own in zip(models, answers, strict=True)]
+        if not all(map(len, probs)):
+            raise BadData("ConformalSets.fit needs at least one label in each fold. Got none. Hold out some rows.")
         uniform = (key or Key(0)).fold("calibration").uniform((sum(map(len, probs)),), torch.float64, "cpu")
         parts = zip(probs, answers, torch.split(uniform, [len(own) for own in probs]), strict=True)
         scores = [

@@ -215,6 +215,9 @@ def test_what_has_no_information_is_refused(call: Callable[..., object]) -> None
         call(POOL, POOL)
     with pytest.raises(TypeError, match="is for numbers"):
         variance_reduction(q, POOL, AIMS)
+    for posterior in (q, linearized(1)):
+        with pytest.raises(po.errors.BadData, match="inputs have no rows"):
+            call(posterior, POOL[:0])
 
 
 def test_a_pool_may_require_gradients_and_posteriors_stay_as_they_are() -> None:

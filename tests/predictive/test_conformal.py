@@ -369,6 +369,8 @@ def test_bad_input_is_refused() -> None:
         ConformalIntervals.fit(pred.rows(slice(0, 0)), y[:0])
     with pytest.raises(BadData, match="Got 5 that are missing"):
         ConformalIntervals.fit(pred, torch.full((5,), np.nan))
+    with pytest.raises(BadData, match="at least one label in each fold"):
+        ConformalSets.fit(classes, torch.full((5,), -100))
     with pytest.raises(ValueError, match="each of its 2 fold models"):
         ConformalIntervals.fit([pred, pred], [y, y]).interval(pred, 0.9)
     with pytest.raises(ValueError, match="level"):
