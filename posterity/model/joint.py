@@ -421,6 +421,7 @@ class Joint:
             "weights": [[part.name, list(part.shape)] for part in self.network.layout],
             "frozen": [[name, list(value.shape)] for name, value in self.network.frozen.items()],
             "module": self.network.description.splitlines(),
+            **({} if self.network.adapter is None else {"adapted": True}),
         }
 
     @classmethod

@@ -71,7 +71,7 @@ class Network:
     def __init__(
         self, module: nn.Module, *, outputs: Callable[[Any], Tensor] | None = None, labels: str = LABELS
     ) -> None:
-        self._adapter, self.labels = outputs, labels
+        self.adapter, self.labels = outputs, labels
         self._said: list[str] = []  # what was logged about the outputs; shared with the copies of this network
         self._module = private(module)
         parameters, names = unique(self._module.named_parameters(remove_duplicate=False))
@@ -445,6 +445,6 @@ class Network:
             finally:
                 for table, name, own in self._own:
                     table[name] = own
-        if not isinstance(outputs, Tensor) or self._adapter is not None:
-            outputs = single_output(outputs, self._adapter, self._said)
+        if not isinstance(outputs, Tensor) or self.adapter is not None:
+            outputs = single_output(outputs, self.adapter, self._said)
         return outputs if self.passes.precision is None else outputs.to(self.dtype)

@@ -301,6 +301,13 @@ def like_saved(network: Network, config: dict[str, Any], tensors: dict[str, Tens
                 f"The folder belongs to another network: it was saved with '{saved.strip()}' where this one has "
                 f"'{line.strip()}'. {remedy}"
             )
+    adapted = network.adapter is not None
+    if config.get("adapted", False) != adapted:
+        was, is_ = ("without", "with") if adapted else ("with", "without")
+        raise BadFolder(
+            f"The folder was saved from a network {was} an adapter, Network(module, outputs=...), and this one is "
+            f"{is_} one. {remedy}"
+        )
     buffers = {name.removeprefix("joint.buffer.") for name in tensors if name.startswith("joint.buffer.")}
     for name in sorted(buffers ^ network.buffers.keys()):
         where = "only in the folder" if name in buffers else "only here"

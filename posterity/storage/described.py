@@ -95,7 +95,7 @@ def recalled(
 def _differences(before: JSON, after: JSON, path: str) -> Iterator[tuple[str, JSON, JSON]]:
     """Yield the entries in which two JSON values differ: path, and both values."""
     if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
-        for key in before:
+        for key in sorted(before, key=lambda key: key not in ("own", "type")):  # another class comes before its fields
             inner = path if key in ("values", "fields", "dict", "entries", "items", "tuple") else f"{path}.{key}"
             yield from _differences(before[key], after[key], path if key in ("own", "type") else inner)
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):

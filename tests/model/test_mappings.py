@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 import posterity as po
-from posterity.errors import BadData
+from posterity.errors import BadData, BadFolder
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import MAP, Ensemble, Laplace
 from posterity.model import Batch, Network, as_data
@@ -209,6 +209,8 @@ def test_saved_posteriors_load_with_the_adapter(tmp_path) -> None:
     q.save(tmp_path / "q")
     again = po.load(tmp_path / "q", Network(encoder(tokens=True), outputs=lambda out: out.logits.movedim(-1, 1)))
     assert torch.equal(again.predict(given).probs, q.predict(given).probs)
+    with pytest.raises(BadFolder, match=r"with an adapter, Network\(module, outputs=.*this one is without one"):
+        po.load(tmp_path / "q", encoder(tokens=True))  # its softmax would be over positions
 
 
 def test_the_first_of_a_tuple_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import posterity as po
 from posterity.errors import BadFolder
 from posterity.inference import Checkpoint
-from posterity.likelihoods import Custom, Gaussian, Likelihood
+from posterity.likelihoods import Custom, Gaussian, Likelihood, StudentT
 from posterity.methods import MAP, Ensemble, Laplace
 from posterity.methods.parts import scales
 from posterity.priors import Layerwise, Normal
@@ -144,6 +144,13 @@ def test_another_object_is_refused(case, tmp_path):
     with pytest.raises(BadFolder, match=words) as caught:
         po.load(tmp_path, net(), **given)
     assert "\n" not in str(caught.value)
+
+
+def test_another_class_is_named(tmp_path):
+    q, _ = po.infer(MAP(steps=2), joint(Gaussian(0.3), Normal(1.0)), numbers(FLOAT64))
+    q.save(tmp_path)
+    with pytest.raises(BadFolder, match=r"likelihood was 'likelihoods.Gaussian' and here is 'likelihoods.StudentT'"):
+        po.load(tmp_path, net(), likelihood=StudentT())
 
 
 def test_what_cannot_be_compared_is_said(tmp_path, caplog):
