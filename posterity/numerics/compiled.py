@@ -4,7 +4,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -213,8 +213,9 @@ def _compiled(
         graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*own)
         constants = _lifted(graph)
         # A kind fixes shapes and strides: to assert them takes a tenth of the time.
-        options = {"size_asserts": False, "alignment_asserts": False}
-        code = cast(Callable[..., Any], inductor.compile(graph, [*own, *constants], options=options))
+        options = {"config_patches": {"size_asserts": False, "alignment_asserts": False}}
+        # Machine code of the same graph is found again on the disk.
+        code: Callable[..., Any] = inductor.standalone_compile(graph, [*own, *constants], options=options)
         code(*own, *constants)  # the first call completes the compilation
     return (lambda *given: code(*given, *constants)), shapes[0]
 
@@ -276,5 +277,7 @@ def _lifted(graph: fx.GraphModule) -> list[Tensor]:
             constants.append(getattr(graph, node.target).contiguous())
         node.replace_all_uses_with(arguments[node.target])
         graph.graph.erase_node(node)
+    for name in arguments:
+        delattr(graph, name)  # else it is an argument twice
     graph.recompile()
     return constants
