@@ -40,9 +40,16 @@ class Trace:
     def record(self, step: int, values: Mapping[str, Tensor | float]) -> None:
         """Add one row at `step`. Tensors are read later, so they must not be overwritten."""
         for name, value in values.items():
-            waiting = self._waiting.setdefault(name, [])
-            waiting.append(value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64))
-            self._steps.setdefault(name, []).append(step)
+            if not isinstance(value, Tensor):
+                value = torch.tensor(value, dtype=torch.float64)
+            elif value.requires_grad:
+                value = value.detach()
+            waiting = self._waiting.get(name)
+            if waiting is None:
+                waiting = self._waiting[name] = []
+                self._steps.setdefault(name, [])
+            waiting.append(value)
+            self._steps[name].append(step)
             if len(waiting) >= BLOCK:
                 self._move(name)
 
@@ -76,7 +83,7 @@ class Trace:
         self._known(name)
         waiting = self._waiting.get(name, [])
         if len(waiting) >= count:
-            return torch.stack(waiting[-count:])
+            return waiting[-1].unsqueeze(0) if count == 1 else torch.stack(waiting[-count:])
         self._move(name)
         blocks: list[Tensor] = []
         for block in reversed(self._done[name]):
@@ -138,7 +145,8 @@ def check_loss(joint: Problem, trace: Trace, state: Any, count: int, row: str = 
     if "loss" not in trace:
         return
     recent = trace.recent("loss", count)
-    if math.isfinite(float(recent.sum())):  # reads one number; the sum may overflow where no loss does
+    # Reads one number; the sum may overflow where no loss does.
+    if math.isfinite(float(recent if recent.numel() == 1 else recent.sum())):
         return
     bad = ~torch.isfinite(recent).reshape(len(recent), -1).all(1)
     if not bool(bad.any()):

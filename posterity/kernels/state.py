@@ -55,6 +55,15 @@ def gathered(scale: Tensor, grad: Tensor) -> Tensor:
     return scale * grad if scale.dim() == 2 else _times(grad, scale)
 
 
+def unspread(scale: Tensor, vectors: Tensor) -> Tensor:
+    """z = L^-1 x for x (C, P): the inverse of `spread`."""
+    if scale.dim() == 2:
+        return vectors / scale
+    rows = vectors.reshape(len(scale), -1, vectors.shape[-1])
+    solved: Tensor = torch.linalg.solve_triangular(scale, rows.mT, upper=False)
+    return solved.mT.reshape(vectors.shape)
+
+
 def _times(vectors: Tensor, matrices: Tensor) -> Tensor:
     return vectors @ matrices[0] if len(matrices) == 1 else torch.bmm(vectors.unsqueeze(1), matrices).squeeze(1)
 

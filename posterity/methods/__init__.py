@@ -3,6 +3,7 @@
 Shared machinery is in `parts`; the loop that runs the methods is in `inference`.
 """
 
+from posterity.methods.chees import ChEES
 from posterity.methods.conjugate import Conjugate
 from posterity.methods.coordinate_ascent import CoordinateAscent
 from posterity.methods.dropout import MCDropout
@@ -15,7 +16,9 @@ from posterity.methods.langevin import Langevin
 from posterity.methods.laplace import Laplace
 from posterity.methods.low_rank_gaussian import LowRankGaussian
 from posterity.methods.mala import MALA
+from posterity.methods.mams import MAMS
 from posterity.methods.maximum_a_posteriori import MAP
+from posterity.methods.mclmc import MCLMC
 from posterity.methods.mean_field import MeanField
 from posterity.methods.metropolis import Metropolis
 from posterity.methods.natural_gradient import NaturalGradient
@@ -43,13 +46,16 @@ from posterity.methods.variational_em import VariationalEM
 __all__ = [
     "HMC",
     "MALA",
+    "MAMS",
     "MAP",
+    "MCLMC",
     "NUTS",
     "SGHMC",
     "SGLD",
     "SWAG",
     "AllWeights",
     "AtMode",
+    "ChEES",
     "Conjugate",
     "CoordinateAscent",
     "Ensemble",

@@ -10,7 +10,7 @@ from posterity.errors import fraction, positive_whole
 from posterity.inference.acceleration import Potential
 from posterity.kernels import DiagonalMass, Mass, Move, Place, whitened
 from posterity.kernels.hamiltonian import judged, leapfrog
-from posterity.methods.parts.sampler import Sampler, Tuning
+from posterity.methods.parts.sampler import Sampler, SamplerState, Tuning
 from posterity.numerics.random import Key
 from posterity.storage import clone
 
@@ -59,8 +59,9 @@ class HMC(Sampler):
         positive_whole("HMC.steps", self.steps)
         fraction("HMC.jitter", self.jitter)
 
-    def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
-        momentum, coins = self._noise(place, 2, key)
+    def _transition(self, target: Potential, state: SamplerState, key: Key) -> tuple[Place, Move, SamplerState]:
+        place, tuning = state.place, Tuning(**state.tuning)
+        momentum, coins = self._noise(place.position, 2, key)
         step_size = tuning.step_size * (1.0 + self.jitter * (2.0 * coins[1] - 1.0))
         origin = place._replace(position=torch.zeros_like(place.position))
         end, last, left = origin, momentum, self.steps
@@ -69,7 +70,7 @@ class HMC(Sampler):
             end, last = target.run(_moved, target, place.position, tuning.scale, end, last, step_size, steps)
             left -= steps
         move: tuple[Place, Move] = target.run(judged, origin, momentum, end, last, coins[0].log(), self.steps)
-        return clone(move)
+        return *clone(move), state
 
 
 def _moved(

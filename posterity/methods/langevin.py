@@ -72,9 +72,9 @@ class Langevin(Sampler):
             tuning = tuning._replace(step_size=tuning.step_size * (_FINE / _COARSE))
         return grad, tuning, known
 
-    def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
-        noise, _ = self._noise(place, 0, key)
-        return self._whitened(unadjusted, target, place, tuning, noise)
+    def _transition(self, target: Potential, state: SamplerState, key: Key) -> tuple[Place, Move, SamplerState]:
+        noise, _ = self._noise(state.draw.theta, 0, key)
+        return *self._whitened(unadjusted, target, state, noise), state
 
 
 def _largest_curvature(target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:

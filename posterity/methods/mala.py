@@ -6,7 +6,7 @@ from torch import Tensor
 
 from posterity.inference.acceleration import Potential
 from posterity.kernels import DiagonalMass, Mass, Move, Place, adjusted
-from posterity.methods.parts.sampler import Sampler, Tuning
+from posterity.methods.parts.sampler import Sampler, SamplerState
 from posterity.numerics.random import Key
 
 
@@ -47,6 +47,6 @@ class MALA(Sampler):
         # One leapfrog of size e is a Langevin step of size e^2 / 2.
         return 0.5 * super()._first_step(target, place, scale, key).square()
 
-    def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
-        noise, coins = self._noise(place, 1, key)
-        return self._whitened(adjusted, target, place, tuning, noise, coins[0].log())
+    def _transition(self, target: Potential, state: SamplerState, key: Key) -> tuple[Place, Move, SamplerState]:
+        noise, coins = self._noise(state.draw.theta, 1, key)
+        return *self._whitened(adjusted, target, state, noise, coins[0].log()), state

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posterity.inference.acceleration import Potential
 from posterity.kernels import DiagonalMass, Mass, Move, Place, random_walk
-from posterity.methods.parts.sampler import Sampler, Tuning
+from posterity.methods.parts.sampler import Sampler, SamplerState
 from posterity.numerics.random import Key
 
 
@@ -47,6 +47,6 @@ class Metropolis(Sampler):
     def _first_step(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:
         return torch.full_like(place.value, 2.38 / math.sqrt(place.position.shape[-1]))
 
-    def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
-        noise, coins = self._noise(place, 1, key)
-        return self._whitened(random_walk, target, place, tuning, noise, coins[0].log())
+    def _transition(self, target: Potential, state: SamplerState, key: Key) -> tuple[Place, Move, SamplerState]:
+        noise, coins = self._noise(state.draw.theta, 1, key)
+        return *self._whitened(random_walk, target, state, noise, coins[0].log()), state

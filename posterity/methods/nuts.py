@@ -10,7 +10,7 @@ from torch import Tensor
 from posterity.errors import positive_whole
 from posterity.inference.acceleration import Potential
 from posterity.kernels import DiagonalMass, Mass, Move, Place, no_u_turn
-from posterity.methods.parts.sampler import SMALLEST, KeptDraw, Sampler, Tuning
+from posterity.methods.parts.sampler import SMALLEST, KeptDraw, Sampler, SamplerState, Tuning
 from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 from posterity.posteriors.samples import CUT_OFF, Samples
@@ -33,7 +33,7 @@ class NUTS(Sampler):
 
     **Cost**: some ten to a thousand gradients over all rows for each draw; chains wait for the longest trajectory.
     With `accelerate="auto"`, `infer` compiles runs of 2,000 transitions or some 50,000 leapfrogs and more, which takes
-    some twenty seconds.
+    some twenty seconds once: machine code is kept on the disk, and found again in other processes.
 
     **References**: Hoffman and Gelman (2014), The no-U-turn sampler; Betancourt (2017), A conceptual introduction to
     Hamiltonian Monte Carlo; Carpenter et al. (2017), Stan (warm-up).
@@ -67,9 +67,10 @@ class NUTS(Sampler):
         q = super().posterior(joint, kept)
         return replace(q, statistics={**q.statistics, CUT_OFF: q.statistics["depth"] >= self.max_depth})
 
-    def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
+    def _transition(self, target: Potential, state: SamplerState, key: Key) -> tuple[Place, Move, SamplerState]:
+        place, tuning = state.place, Tuning(**state.tuning)
         chains, like, depths = len(place.value), place.position, self.max_depth
-        normal, coins = self._noise(place, 2 * depths + 1 + 2 * POOL, key)
+        normal, coins = self._noise(like, 2 * depths + 1 + 2 * POOL, key)
         directions = (coins[: depths + 1] < 0.5).to(like.dtype).mul_(2.0).sub_(1.0)
         logs = coins[depths + 1 :].log_()
         pool, used = logs[depths:].view(POOL, 2, chains), 0
@@ -83,4 +84,8 @@ class NUTS(Sampler):
             return uniform.clamp_(min=SMALLEST).to(like.dtype).log_()
 
         first = TOGETHER if target.accelerated else 2
-        return no_u_turn(target, place, normal, *tuning, directions, logs[:depths], noise, target.run, first)
+        end = no_u_turn(
+            *(target, place, normal, tuning.step_size, tuning.scale),
+            *(directions, logs[:depths], noise, target.run, first),
+        )
+        return *end, state

@@ -16,7 +16,7 @@ from posterity.errors import BadData, Diverged
 from posterity.inference import Checkpoint
 from posterity.kernels.adaptation import DenseMass, DiagonalMass
 from posterity.likelihoods import Gaussian
-from posterity.methods import HMC, MALA, NUTS, Langevin, Metropolis
+from posterity.methods import HMC, MALA, MAMS, MCLMC, NUTS, ChEES, Langevin, Metropolis
 from posterity.methods.parts.chains import warn_of_doubtful
 from posterity.priors import Normal
 
@@ -25,12 +25,15 @@ NUMBERS = {"draws": 12, "warmup": 20, "chains": 3, "thin": 1}
 EACH = {
     "NUTS": NUTS(**NUMBERS),
     "HMC": HMC(**NUMBERS, steps=5),
+    "ChEES": ChEES(**NUMBERS, max_steps=8),
+    "MAMS": MAMS(**NUMBERS, max_steps=4),
+    "MCLMC": MCLMC(**NUMBERS),
     "MALA": MALA(**NUMBERS),
     "Langevin": Langevin(**NUMBERS, step_size=0.05),
     "Metropolis": Metropolis(**NUMBERS),
 }
 each = pytest.mark.parametrize("method", EACH.values(), ids=EACH)
-exact = pytest.mark.parametrize("name", [name for name in EACH if name != "Langevin"])
+exact = pytest.mark.parametrize("name", [name for name in EACH if name not in ("Langevin", "MCLMC")])
 
 
 def density(function, **shapes):
@@ -208,6 +211,7 @@ def test_chains_that_never_move_are_told(name, step_size, change, caplog):
 def test_a_uniform_number_of_0_takes_no_proposal_that_is_much_worse(name, monkeypatch):
     """One of 2^24 numbers in float32 is 0, whose logarithm is below every ratio."""
     settings = {"NUTS": {"max_depth": 1, "step_size": 6.0}, "HMC": {"steps": 1, "step_size": 6.0}}
+    settings["ChEES"] = {"max_steps": 1, "step_size": 6.0}
     sizes = settings.get(name, {"step_size": 20.0})
     method = dataclasses.replace(EACH[name], draws=1, warmup=0, chains=100, **sizes)
     monkeypatch.setattr(torch, "rand", lambda *shape, generator=None, **kind: torch.zeros(*shape, **kind))

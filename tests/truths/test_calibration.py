@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from posterity.likelihoods import Gaussian
-from posterity.methods import HMC, MALA, NUTS, SGLD, Langevin, Metropolis
+from posterity.methods import HMC, MALA, MAMS, NUTS, SGLD, ChEES, Langevin, Metropolis
 from posterity.methods.parts.sampler import Sampler, Tuning
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
@@ -19,6 +19,8 @@ pytestmark = pytest.mark.cpu
 EXACT = {
     "nuts": NUTS(warmup=80, thin=3, max_depth=4),
     "hmc": HMC(warmup=100, steps=6, thin=4),
+    "chees": ChEES(warmup=60, thin=3, max_steps=12),
+    "mams": MAMS(warmup=60, thin=2, max_steps=6),
     "mala": MALA(warmup=150, thin=20),
     "metropolis": Metropolis(warmup=150, thin=25),
 }

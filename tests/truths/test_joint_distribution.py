@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from posterity.methods import HMC, MALA, NUTS, Langevin, Metropolis
+from posterity.methods import HMC, MALA, MAMS, NUTS, ChEES, Langevin, Metropolis
 from posterity.model import Density
 from posterity.model.density import Positive
 from posterity.numerics.random import Key
@@ -17,6 +17,8 @@ CHAINS, ROUNDS = 2000, 25
 EXACT = {
     "nuts": NUTS(warmup=0, chains=CHAINS, step_size=0.3, max_depth=3),
     "hmc": HMC(warmup=0, chains=CHAINS, step_size=0.3, steps=4),
+    "chees": ChEES(warmup=0, chains=CHAINS, step_size=0.3, length=2.0),
+    "mams": MAMS(warmup=0, chains=CHAINS, step_size=0.6, length=3.0),
     "mala": MALA(warmup=0, chains=CHAINS, step_size=0.05),
     "metropolis": Metropolis(warmup=0, chains=CHAINS, step_size=0.3),
 }

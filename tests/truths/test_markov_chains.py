@@ -11,7 +11,7 @@ import posterity as po
 from posterity.diagnostics import mcse_mean, rhat
 from posterity.inference import Method
 from posterity.likelihoods import Bernoulli, Gaussian
-from posterity.methods import HMC, MALA, NUTS, Langevin, Metropolis
+from posterity.methods import HMC, MALA, MAMS, NUTS, ChEES, Langevin, Metropolis
 from posterity.posteriors import Samples
 from posterity.priors import Normal
 
@@ -21,6 +21,8 @@ FLOAT64 = torch.float64
 SAMPLERS = [
     NUTS(draws=150, warmup=80, chains=64),
     HMC(draws=150, warmup=80, chains=64, steps=4),  # six steps of its size lead once around and back
+    ChEES(draws=150, warmup=150, chains=128),
+    MAMS(draws=150, warmup=150, chains=128),
     MALA(draws=150, warmup=150, chains=128, thin=2),
     Metropolis(draws=200, warmup=150, chains=128, thin=4),
 ]

@@ -1,4 +1,4 @@
-"""Base of Metropolis, MALA, Langevin, HMC and NUTS: warm-up, transitions, kept draws."""
+"""Base of all samplers over all rows, such as NUTS: warm-up, transitions, kept draws."""
 
 import logging
 from abc import abstractmethod
@@ -56,14 +56,23 @@ class KeptDraw(NamedTuple):
 
 
 class Tuning(NamedTuple):
-    """Settings of transitions: step sizes (C,) of chains, and scales (G, P) or (G, P, P) of groups of chains."""
+    """Settings of transitions: step sizes (C,) of chains, and scales (G, P) or (G, P, P) of groups of chains.
+
+    Some samplers add the lengths of trajectories (C,), and velocities (C, P) that go on through transitions.
+    """
 
     step_size: Tensor
     scale: Tensor
+    length: Tensor | None = None
+    velocity: Tensor | None = None
+
+    def stored(self) -> dict[str, Tensor]:
+        """Return the settings that there are, by name."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 Adaptation: TypeAlias = dict[str, dict[str, Tensor]]
-"""What a warm-up has learnt: the fields of `DualAveraging` as "search", and of `Moments` as "moments"."""
+"""What a warm-up has learnt: the fields of `DualAveraging` as "search", of `Moments` as "moments", and more by name."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,8 @@ class Warmup:
     (Hoffman and Sountsov, 2022). `mass` says what is learnt of the scales. Chains of one problem, a group, share what
     they learn, but for the step size until the last mass matrix is made: a chain that starts where the density is
     steep only gets away with small steps of its own, and would count for little among many. Where `calm`, the search
-    for the step size after the last mass matrix is long and moves little, as single proposals need.
+    for the step size after the last mass matrix is long and moves little, as single proposals need. Where `lockstep`,
+    chains share the step size all the time, as trajectories of one number of steps need.
     """
 
     steps: int
@@ -83,6 +93,7 @@ class Warmup:
     mass: Mass
     cautious: bool = False
     calm: bool = False
+    lockstep: bool = False
 
     def begun(self, tuning: Tuning, step: int = 0) -> Adaptation:
         """Return the adaptation before transition `step`: the first, or one after a change of the scale."""
@@ -94,6 +105,11 @@ class Warmup:
     def windows(self, chains: int) -> tuple[int, tuple[int, ...]]:
         """Return the windows in which groups of so many chains learn their scales."""
         return windows(self.steps, chains, CALM_SHARE if self.calm else 0.0)
+
+    def together(self, step: int, chains: int) -> bool:
+        """Whether groups of so many chains share the step size at this transition."""
+        _, ends = self.windows(chains)
+        return self.lockstep or not ends or step >= ends[-1]
 
     def _settles(self, step: int, ends: tuple[int, ...]) -> bool:
         """Whether the search at this transition is a calm one."""
@@ -108,7 +124,7 @@ class Warmup:
         """
         groups = tuning.scale.shape[0]
         first, ends = self.windows(len(theta) // groups)
-        together = step >= (ends[-1] if ends else 0)
+        together = self.together(step, len(theta) // groups)
         search, moments = DualAveraging(**adaptation["search"]), Moments(**adaptation["moments"])
         if self.accept is not None:
             rate = accept
@@ -125,7 +141,7 @@ class Warmup:
                 tuning = tuning._replace(scale=self.mass.scale(moments))
         if step + 1 == self.steps and self.accept is not None:
             tuning = tuning._replace(step_size=search.average.exp())
-        return {"search": search._asdict(), "moments": moments._asdict()}, tuning, changed
+        return {**adaptation, "search": search._asdict(), "moments": moments._asdict()}, tuning, changed
 
 
 def shared(values: Tensor, groups: int) -> Tensor:
@@ -161,6 +177,11 @@ class SamplerState(NamedTuple):
     step: int
     leapfrogs: int
 
+    @property
+    def place(self) -> Place:
+        """Where the chains are, with the gradient in whitened coordinates."""
+        return Place(self.draw.theta, self.draw.log_density, self.grad)
+
 
 class Sampler(Chains):
     """A Markov chain over all data: `warmup` transitions that adapt it, then every `thin`-th of `draws * thin` kept.
@@ -173,6 +194,9 @@ class Sampler(Chains):
 
     calm: ClassVar[bool] = False
     """Whether the step size is searched calmly at the end of the warm-up, see `Warmup`: for single proposals."""
+
+    lockstep: ClassVar[bool] = False
+    """Whether chains share the step size all the time, see `Warmup`."""
 
     step_size: Any  # a number to hold, or None where the warm-up finds it
     target_accept: float
@@ -205,7 +229,7 @@ class Sampler(Chains):
     def _schedule(self) -> Warmup:
         """Schedule of the warm-up: it learns the step size, unless one is held, and the mass."""
         wanted = self.target_accept if self.step_size is None else None
-        return Warmup(self.warmup, wanted, self.mass, cautious=self.cautious, calm=self.calm)
+        return Warmup(self.warmup, wanted, self.mass, self.cautious, self.calm, self.lockstep)
 
     def _first_step(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:
         """Initial step sizes (C,) where none is held: those at which a leapfrog crosses the wanted acceptance.
@@ -230,14 +254,19 @@ class Sampler(Chains):
         return step
 
     @abstractmethod
-    def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
-        """Transition from a place whose gradient is in whitened coordinates z; returns the end in coordinates z."""
+    def _transition(self, target: Potential, state: SamplerState, key: Key) -> tuple[Place, Move, SamplerState]:
+        """Transition in whitened coordinates z from `state.place`; returns the end in z, and what it was like.
+
+        The state comes back with whatever else the transition has changed in it, such as velocities.
+        """
 
     def _whitened(
-        self, kernel: Callable[..., tuple[Place, Move]], target: Potential, place: Place, tuning: Tuning, *noise: Tensor
+        self, kernel: Callable[..., tuple[Place, Move]], target: Potential, state: SamplerState, *noise: Tensor
     ) -> tuple[Place, Move]:
         """Transition of the kernel in whitened coordinates from z = 0, compiled or recorded where that is wanted."""
-        transition: tuple[Place, Move] = target.run(_from_origin, target, kernel, place, *tuning, *noise)
+        tuning = Tuning(**state.tuning)
+        settings = tuning.step_size, tuning.scale
+        transition: tuple[Place, Move] = target.run(_from_origin, target, kernel, state.place, *settings, *noise)
         return clone(transition)  # the result of `run` may be valid for one call only
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
@@ -288,9 +317,9 @@ class Sampler(Chains):
         with torch.no_grad():
             if not state.tuning:
                 state = self._begun(joint, target, state, batch, key.fold("begin"))
-            tuning, start = Tuning(**state.tuning), state.draw.theta
-            drawn, move = self._transition(target, Place(start, state.draw.log_density, state.grad), tuning, key)
-            theta = start + spread(tuning.scale, drawn.position)
+            drawn, move, state = self._transition(target, state, key)
+            tuning = Tuning(**state.tuning)
+            theta = state.draw.theta + spread(tuning.scale, drawn.position)
             # A draw that is not kept hands its flag to the next.
             between = state.step > self.warmup and state.step not in self.kept_steps
             flagged = move._replace(divergent=move.divergent | state.draw.divergent) if between else move
@@ -303,7 +332,7 @@ class Sampler(Chains):
         info = {name: value for name, value in draw._asdict().items() if name not in ("theta", "log_density")}
         info |= {"loss": loss, "divergent": move.divergent}
         leapfrogs = state.leapfrogs + int(move.leapfrogs.amax())
-        return SamplerState(draw, grad, tuning._asdict(), adaptation, state.step + 1, leapfrogs), info
+        return SamplerState(draw, grad, tuning.stored(), adaptation, state.step + 1, leapfrogs), info
 
     def renewed(self, joint: Problem, state: SamplerState, batch: Batch) -> SamplerState:
         """Return the state with the log density and gradient of another problem over the same theta."""
@@ -319,8 +348,10 @@ class Sampler(Chains):
         known, tuning, changed = schedule.learnt(state.adaptation, tuning, state.step, draw.theta, draw.accept)
         if changed:  # gradient and step size are in coordinates of the scale
             grad = gathered(tuning.scale, target(draw.theta)[1])
-            tuning = self._tuned(target, Place(draw.theta, draw.log_density, grad), tuning.scale, key.fold("again"))
-            known = schedule.begun(tuning, state.step + 1)
+            place = Place(draw.theta, draw.log_density, grad)
+            step_size = self._tuned(target, place, tuning.scale, key.fold("again")).step_size
+            tuning = tuning._replace(step_size=step_size)
+            known |= schedule.begun(tuning, state.step + 1)
         return grad, tuning, {} if state.step + 1 == self.warmup else known
 
     def _begun(self, joint: Problem, target: Potential, state: SamplerState, batch: Batch, key: Key) -> SamplerState:
@@ -340,7 +371,7 @@ class Sampler(Chains):
             )
         adaptation = schedule.begun(tuning) if self.warmup else {}
         draw = state.draw._replace(log_density=value)
-        return SamplerState(draw, grad, tuning._asdict(), adaptation, 0, 0)
+        return SamplerState(draw, grad, tuning.stored(), adaptation, 0, 0)
 
     def _tuned(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tuning:
         """Return the scale with step sizes for it, which suit the chains of a group on average."""
@@ -349,9 +380,8 @@ class Sampler(Chains):
         first = self._first_step(target, place, scale, key)
         return Tuning(shared(first.log(), len(scale)).exp(), scale)
 
-    def _noise(self, place: Place, coins: int, key: Key) -> tuple[Tensor, Tensor]:
+    def _noise(self, like: Tensor, coins: int, key: Key) -> tuple[Tensor, Tensor]:
         """Standard normal numbers (C, P), and positive uniform numbers (coins, C); drawn in float32 for every dtype."""
-        like = place.position
         generator = key.generator(like.device)
         normal = torch.randn(like.shape, dtype=torch.float32, device=like.device, generator=generator)
         uniform = torch.rand(coins, len(like), dtype=torch.float32, device=like.device, generator=generator)
@@ -395,6 +425,12 @@ def refuse_bad_start(joint: Problem, value: Tensor, grad: Tensor) -> None:
             step=1,
             tensor=tensor,
         )
+
+
+def refuse_single(name: str, joint: Problem) -> None:
+    """Raise a ValueError for a single parameter: velocities of fixed length need a second one to turn."""
+    if joint.size < 2:
+        raise ValueError(f"{name} needs two parameters or more. Got {joint.size}. Use NUTS.")
 
 
 def _from_origin(

@@ -1,0 +1,163 @@
+"""Base of ChEES and MAMS: trajectories whose length the warm-up learns, jittered, with the Metropolis rule."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive, positive_whole
+from posterity.inference.acceleration import Potential
+from posterity.kernels.lengths import LengthSearch, chees_slopes, lengthened, searching_from, van_der_corput
+from posterity.kernels.metropolis import accepted, single_move
+from posterity.kernels.state import Move, Place, Target, unspread, whitened
+from posterity.methods.parts.sampler import Adaptation, KeptDraw, Sampler, SamplerState, Tuning, shared
+from posterity.numerics.random import Key
+from posterity.storage import clone
+
+TOGETHER = 4  # steps in one piece of compiled work; what is left over goes by single ones
+FIRST = 8  # steps of the longest trajectory before any is learnt
+
+Integrator = Callable[[Target, Place, Tensor, Tensor, int], tuple[Place, Tensor, Tensor]]
+"""Steps from a place and velocities (C, P): the end, the velocities there, and what they add to the log ratio (C,)."""
+
+
+class Trajectories(Sampler):
+    """Trajectories of a random share of the longest, the same for all chains, which end by the Metropolis rule.
+
+    The longest is learnt in the warm-up by the ChEES criterion, in whitened coordinates.
+    """
+
+    calm = True
+    cautious: ClassVar[bool] = True
+    lockstep: ClassVar[bool] = True
+
+    length: float | None
+    max_steps: int
+    gradients: ClassVar[int]
+    """Gradients that a step of the integrator takes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name = type(self).__name__
+        if self.length is not None:
+            positive(f"{name}.length", self.length, "or None")
+        positive_whole(f"{name}.max_steps", self.max_steps)
+
+    @staticmethod
+    @abstractmethod
+    def integrator(
+        target: Target, place: Place, velocity: Tensor, step_size: Tensor, steps: int
+    ) -> tuple[Place, Tensor, Tensor]:
+        """Take steps from a place and velocities (C, P): see `Integrator`."""
+
+    @abstractmethod
+    def _fresh(self, noise: Tensor) -> Tensor:
+        """Velocities made of normal numbers (C, P)."""
+
+    @abstractmethod
+    def _energy(self, start: Place, velocity: Tensor, after: Place) -> Tensor:
+        """Return the energy (C,) that is recorded of a transition."""
+
+    def _tuned(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tuning:
+        tuning = super()._tuned(target, place, scale, key)
+        first = FIRST * shared(tuning.step_size, len(scale))
+        return tuning._replace(length=first if self.length is None else torch.full_like(first, self.length))
+
+    def _transition(self, target: Potential, state: SamplerState, key: Key) -> tuple[Place, Move, SamplerState]:
+        place, tuning, share = state.place, Tuning(**state.tuning), van_der_corput(state.step + 1)
+        normal, coins = self._noise(place.position, 1, key)
+        velocity, kind = self._fresh(normal), type(self).integrator
+        wanted = share * there(tuning.length) / tuning.step_size
+        steps = rounded(min(self.max_steps, max(1, math.ceil(float(wanted.amax())))))
+        origin = place._replace(position=torch.zeros_like(place.position))
+        end, last, gain = origin, velocity, torch.zeros_like(place.value)
+        for piece in pieces(steps, target.accelerated):
+            settings = place.position, tuning.scale, end, last, gain, tuning.step_size, piece
+            end, last, gain = target.run(_carried, target, kind, *settings)
+        after, accept, log_ratio = clone(target.run(_decided, origin, end, gain, coins[0].log()))
+        move = single_move(accept, self._energy(origin, velocity, after), log_ratio, self.gradients * steps)
+        if state.adaptation and self.length is None:
+            state = _searched(state, tuning, end.position, last, share * accept, self.max_steps)
+        return after, move, state
+
+    def _learnt(
+        self, target: Potential, state: SamplerState, draw: KeptDraw, grad: Tensor, tuning: Tuning, key: Key
+    ) -> tuple[Tensor, Tuning, Adaptation]:
+        before = tuning.scale
+        grad, tuning, known = super()._learnt(target, state, draw, grad, tuning, key)
+        if self.length is None:
+            search = LengthSearch(**state.adaptation["length"])
+            if tuning.scale is not before:  # lengths are in its units
+                search = search.shifted(torch.log(_unit(before) / _unit(tuning.scale)).mean())
+            ended = state.step + 1 == self.warmup
+            tuning = tuning._replace(length=(search.average if ended else search.log_length).exp())
+            known = {} if ended else {**known, "length": search._asdict()}
+        return grad, tuning, known
+
+
+def there(value: Tensor | None) -> Tensor:
+    """Return what the first step has made."""
+    assert value is not None
+    return value
+
+
+def rounded(steps: int) -> int:
+    """Round numbers of steps up to whole pieces of work, but for the smallest, so that hardly a step goes alone.
+
+    >>> [rounded(steps) for steps in (1, 3, 5, 8)]
+    [1, 3, 8, 8]
+    """
+    return steps if steps < TOGETHER else TOGETHER * math.ceil(steps / TOGETHER)
+
+
+def pieces(steps: int, accelerated: bool) -> list[int]:
+    """Divide steps into pieces of work: all at once, or in few sizes where each size is compiled.
+
+    >>> pieces(10, accelerated=True)
+    [4, 4, 1, 1]
+    """
+    return [TOGETHER] * (steps // TOGETHER) + [1] * (steps % TOGETHER) if accelerated else [steps]
+
+
+def _unit(scale: Tensor) -> Tensor:
+    """Geometric means (G, 1) of a scale: the P-th root of its determinant."""
+    diagonal = scale if scale.dim() == 2 else scale.diagonal(dim1=-2, dim2=-1)
+    return diagonal.log().mean(-1, keepdim=True).exp()
+
+
+def _searched(
+    state: SamplerState, tuning: Tuning, move: Tensor, velocity: Tensor, weight: Tensor, most: int
+) -> SamplerState:
+    """Take a step of the search for the length, after proposals of so large a move, each with a weight (C,)."""
+    groups, position, length = len(tuning.scale), state.draw.theta, there(tuning.length)
+    known = state.adaptation.get("length")
+    search = searching_from(length, position, groups) if known is None else LengthSearch(**known)
+    centre = search.centre.repeat_interleave(len(position) // groups, 0)
+    slope = weight * length * chees_slopes(unspread(tuning.scale, position - centre), move, velocity)
+    slope = shared(torch.where(torch.isfinite(slope), slope, 0.0), groups)
+    step_size = shared(tuning.step_size, groups)
+    search = lengthened(search, slope, position, step_size, most * step_size)
+    return state._replace(adaptation={**state.adaptation, "length": search._asdict()})
+
+
+def _carried(
+    target: Potential,
+    integrator: Integrator,
+    start: Tensor,
+    scale: Tensor,
+    place: Place,
+    velocity: Tensor,
+    gain: Tensor,
+    step_size: Tensor,
+    steps: int,
+) -> tuple[Place, Tensor, Tensor]:
+    end, velocity, more = integrator(whitened(target, start, scale), place, velocity, step_size.unsqueeze(-1), steps)
+    return end, velocity, gain + more
+
+
+def _decided(start: Place, end: Place, gain: Tensor, log_uniform: Tensor) -> tuple[Place, Tensor, Tensor]:
+    log_ratio = end.value - start.value + gain
+    return *accepted(end, start, log_ratio, log_uniform), log_ratio
