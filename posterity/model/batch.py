@@ -1,6 +1,7 @@
 """Inputs, batches of rows with targets and weights, and the interface of data."""
 
 import hashlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from torch import Tensor
 from posterity.errors import BadData, shown
 from posterity.model.augmentation import Augmentation, check_images
 from posterity.numerics.random import Key
+
+logger = logging.getLogger("posterity")
 
 Inputs: TypeAlias = Tensor | tuple["Inputs", ...] | dict[str, "Inputs"]
 
@@ -168,17 +171,27 @@ class Data(ABC):
     def sample(self, count: int) -> Batch:
         """At most `count` rows at equal distances through a pass, with weights by which they stand for all rows.
 
-        Where a loader does not give every row once, or the shapes of its batches differ, the rows are of the first
-        batch.
+        Where the shapes of batches differ, they are those of the shape that most of them have, which is logged; where a
+        loader does not give every row once, those of the first batch.
         """
         try:
             parts = list(_every(-(-self.num_data // count), self.passes(1024).from_step(0)))
         except BadData:
-            parts = []
-        shapes = {tuple(tensor.shape[part.rows_axis + 1 :] for tensor in batch_tensors(part)) for part in parts}
-        if len(shapes) != 1:
             first = self.first()
             parts = list(_every(-(-first.size // count), [first]))
+        groups: dict[object, list[Batch]] = {}
+        for part in parts:
+            shapes = tuple(tensor.shape[part.rows_axis + 1 :] for tensor in batch_tensors(part))
+            groups.setdefault(shapes, []).append(part)
+        sizes = {shapes: sum(part.size for part in group) for shapes, group in groups.items()}
+        largest = max(sizes, key=lambda shapes: sizes[shapes])
+        if len(groups) > 1:
+            total = sum(sizes.values())
+            logger.warning(
+                f"batches differ in shape: settings are chosen by {sizes[largest]} rows of one shape, out of {total}. "
+                "Pad all rows to one length, or give what is chosen."
+            )
+        parts = groups[largest]
         axis = parts[0].rows_axis
         joined = iter([torch.cat(each, axis) for each in zip(*(batch_tensors(part) for part in parts), strict=True)])
         sample = parts[0].map(lambda _: next(joined))

@@ -1,4 +1,4 @@
-"""Some rows that stand for all: at equal distances, or of the first batch where a pass is not possible."""
+"""Some rows that stand for all: at equal distances, or those that can be joined."""
 
 import pytest
 import torch
@@ -24,15 +24,15 @@ def test_own_weights_and_members_are_kept():
     assert both.weights.sum(1).tolist() == [20.0, 20.0]
 
 
-@pytest.mark.parametrize(
-    "loader",
-    [
-        DataLoader([(torch.ones(3 + i // 8, 2), X[i]) for i in range(20)], batch_size=8),
-        DataLoader(list(zip(X, X, strict=True)), batch_size=8, drop_last=True),
-    ],
-    ids=["other shapes", "rows are dropped"],
-)
-def test_where_a_pass_cannot_be_joined_the_first_batch_is_taken(loader):
-    rows = as_data(loader).sample(4)
+def test_where_rows_are_dropped_the_first_batch_is_taken():
+    rows = as_data(DataLoader(list(zip(X, X, strict=True)), batch_size=8, drop_last=True)).sample(4)
     assert rows.targets.flatten().tolist() == [0.0, 2.0, 4.0, 6.0]
     assert rows.weights.tolist() == [5.0] * 4
+
+
+def test_where_shapes_differ_the_most_frequent_is_taken(caplog):
+    loader = DataLoader([(torch.ones(3 if i < 4 or i >= 16 else 5, 2), X[i]) for i in range(20)], batch_size=4)
+    rows = as_data(loader).sample(10)
+    assert rows.targets.flatten().tolist() == [4.0, 6.0, 8.0, 10.0, 12.0, 14.0]
+    assert float(rows.weights.sum()) == pytest.approx(20.0)
+    assert "chosen by 6 rows of one shape, out of 10" in caplog.text
