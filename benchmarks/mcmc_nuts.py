@@ -1,4 +1,4 @@
-"""NUTS: least bulk effective sample size a second, 4 and 64 chains, against NumPyro, BlackJAX and Pyro.
+"""NUTS, ChEES and MAMS: least bulk effective sample size a second, 4 and 64 chains, against NumPyro, BlackJAX and Pyro.
 
 Both targets are told in `mcmc_targets.py`. Contenders take turns, each with a new seed in each round, the same for all.
 "compile s" is what JAX takes to trace and compile all of a run, and what a first run of `posterity` takes beyond the
@@ -16,8 +16,9 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -29,8 +30,16 @@ from benchmarks.mcmc_samplers import Length, Sampler, diagnosed, mean_depth
 from benchmarks.mcmc_targets import TARGETS, Target
 
 OURS, NUMPYRO, BLACKJAX, PYRO = "posterity", "NumPyro (vectorized)", "BlackJAX (vmap)", "Pyro (in turn)"
-BUILD = {BLACKJAX: samplers.blackjax, NUMPYRO: samplers.numpyro, OURS: samplers.posterity, PYRO: samplers.pyro}
-SHORT = {"blackjax": BLACKJAX, "numpyro": NUMPYRO, "posterity": OURS, "pyro": PYRO}
+CHEES, MAMS = "posterity, ChEES", "posterity, MAMS"
+BUILD: dict[str, Callable[..., Sampler]] = {
+    BLACKJAX: samplers.blackjax,
+    NUMPYRO: samplers.numpyro,
+    OURS: samplers.posterity,
+    CHEES: partial(samplers.posterity, kind="ChEES"),
+    MAMS: partial(samplers.posterity, kind="MAMS"),
+    PYRO: samplers.pyro,
+}
+SHORT = {"blackjax": BLACKJAX, "numpyro": NUMPYRO, "posterity": OURS, "chees": CHEES, "mams": MAMS, "pyro": PYRO}
 # The least ratio of ESS/s to a peer's, by target, chains and peer, that was asked for.
 WANTED = {
     ("logistic", 4): {BLACKJAX: 0.5, PYRO: 20.0},

@@ -47,12 +47,12 @@ class Sampler:
     compiled: bool = True
 
 
-def posterity(target: Target, length: Length, device: str) -> Sampler:
-    """`po.infer` with `NUTS` on a density of all chains at once."""
+def posterity(target: Target, length: Length, device: str, kind: str = "NUTS") -> Sampler:
+    """`po.infer` with one of our samplers on a density of all chains at once."""
     place = torch.device(device)
     of_theta, shapes = target.torch_density(place), {"theta": (target.size,)}
     density = po.Density(of_theta, shapes, batched=True, dtype=torch.float32, device=place)
-    method = po.methods.NUTS(draws=length.draws, warmup=length.warmup, chains=length.chains)
+    method = getattr(po.methods, kind)(draws=length.draws, warmup=length.warmup, chains=length.chains)
 
     def sample(seed: int) -> Drawn:
         samples: Any = po.infer(method, density, None, seed=seed, progress=False)[0]

@@ -50,7 +50,8 @@ class Kronecker(Factored):
     `factored_damping` adds the prior t as (sqrt(N) G + sqrt(t) I) (x) (sqrt(N) A + sqrt(t) I) (Ritter et al.) in place
     of the exact t I.
 
-    **Limit**: exact for one row, and when G does not depend on the row (linear networks with Gaussian noise). Norm
+    **Limit**: exact for one row, and when G does not depend on the row (linear networks with Gaussian noise). Padded
+    positions count in the A of hidden layers, though their labels are missing: pad no further than needed. Norm
     layers, weights that are used several times, and unknown ones have whole blocks up to 512 weights. Beyond that, uses
     by linear maps (steps of a recurrent layer) count as positions, and the others keep their exact diagonal. Of an
     output layer with more than 4,096 classes, G is kept as its diagonal: its rows are independent then.

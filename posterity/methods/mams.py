@@ -18,15 +18,14 @@ from posterity.numerics.random import Key
 class MAMS(Trajectories):
     """Microcanonical dynamics, whose velocities have a fixed length, with the Metropolis rule.
 
-    **Math**: see `kernels.isokinetic`. A transition draws a direction uniformly and moves along it for a distance h T,
-    h the t-th number of Halton's sequence, the same for all chains, rounded up to some whole number of steps; the
-    end is taken with probability min(1, pi(x') / pi(x) |Jacobian|). T, the step size and the mass are learnt as in
-    `ChEES`, for an acceptance of `target_accept`; distances are in units of the mass. `MCLMC` is the same without the
-    rule that makes it exact.
+    **Math**: see `kernels.microcanonical`. A transition draws a direction uniformly and moves for a distance h T, h as
+    in `ChEES`; the end is taken with probability min(1, pi(x') / pi(x) |Jacobian|). T, the step size and the mass are
+    learnt as there, for an acceptance of `target_accept`; distances are in units of the mass. `MCLMC` is the same
+    without the rule that makes it exact.
 
     **Limit**: exact for smooth densities of two or more parameters whose chains mix.
 
-    **Cost**: T / step size gradients over all rows a transition, two for each step; chains never wait for one another.
+    **Cost**: 3 T / (2 step size) gradients over all rows a transition, two for each step; no chain waits for another.
 
     **References**: Robnik, Cohn-Gordon and Seljak (2025), Metropolis adjusted microcanonical Hamiltonian Monte Carlo.
     The length is learnt by the ChEES criterion, not from autocorrelations.
@@ -65,5 +64,6 @@ class MAMS(Trajectories):
     def _fresh(self, noise: Tensor) -> Tensor:
         return unit(noise)
 
-    def _energy(self, start: Place, velocity: Tensor, after: Place) -> Tensor:
+    @staticmethod
+    def energy(start: Place, velocity: Tensor, after: Place) -> Tensor:
         return -after.value

@@ -73,7 +73,10 @@ def test_classes_and_a_plan(run):
         (("--method", "nuts", "--draws", "0"), "--draws"),
         (("--method", "nuts", "--chains", "-1"), "--chains"),
         (("--method", "hmc", "--warmup", "-5"), "--warmup"),
-        (("--method", "laplace", "--draws", "10"), "--draws is for nuts, hmc, mala, metropolis and langevin"),
+        (
+            ("--method", "laplace", "--draws", "10"),
+            "--draws is for nuts, hmc, chees, mams, mclmc, mala, metropolis and langevin",
+        ),
         (("--method", "nutz"), "Did you mean 'nuts'?"),
     ],
 )

@@ -11,17 +11,21 @@ from torch import Tensor
 from posterity.errors import positive, positive_whole
 from posterity.inference.acceleration import Potential
 from posterity.kernels.lengths import LengthSearch, chees_slopes, lengthened, searching_from, van_der_corput
-from posterity.kernels.metropolis import accepted, single_move
+from posterity.kernels.metropolis import DIVERGENCE, accepted, finite_ratio
 from posterity.kernels.state import Move, Place, Target, unspread, whitened
 from posterity.methods.parts.sampler import Adaptation, KeptDraw, Sampler, SamplerState, Tuning, shared
 from posterity.numerics.random import Key
 from posterity.storage import clone
 
+LEAST = 0.5  # share of the longest trajectory that the shortest has
 TOGETHER = 4  # steps in one piece of compiled work; what is left over goes by single ones
 FIRST = 8  # steps of the longest trajectory before any is learnt
 
 Integrator = Callable[[Target, Place, Tensor, Tensor, int], tuple[Place, Tensor, Tensor]]
 """Steps from a place and velocities (C, P): the end, the velocities there, and what they add to the log ratio (C,)."""
+
+Energy = Callable[[Place, Tensor, Place], Tensor]
+"""The energy (C,) that is recorded of a transition from a place with velocities to another place."""
 
 
 class Trajectories(Sampler):
@@ -57,8 +61,9 @@ class Trajectories(Sampler):
     def _fresh(self, noise: Tensor) -> Tensor:
         """Velocities made of normal numbers (C, P)."""
 
+    @staticmethod
     @abstractmethod
-    def _energy(self, start: Place, velocity: Tensor, after: Place) -> Tensor:
+    def energy(start: Place, velocity: Tensor, after: Place) -> Tensor:
         """Return the energy (C,) that is recorded of a transition."""
 
     def _tuned(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tuning:
@@ -67,7 +72,11 @@ class Trajectories(Sampler):
         return tuning._replace(length=first if self.length is None else torch.full_like(first, self.length))
 
     def _transition(self, target: Potential, state: SamplerState, key: Key) -> tuple[Place, Move, SamplerState]:
-        place, tuning, share = state.place, Tuning(**state.tuning), van_der_corput(state.step + 1)
+        place, tuning, share = (
+            state.place,
+            Tuning(**state.tuning),
+            LEAST + (1.0 - LEAST) * van_der_corput(state.step + 1),
+        )
         normal, coins = self._noise(place.position, 1, key)
         velocity, kind = self._fresh(normal), type(self).integrator
         wanted = share * there(tuning.length) / tuning.step_size
@@ -77,10 +86,15 @@ class Trajectories(Sampler):
         for piece in pieces(steps, target.accelerated):
             settings = place.position, tuning.scale, end, last, gain, tuning.step_size, piece
             end, last, gain = target.run(_carried, target, kind, *settings)
-        after, accept, log_ratio = clone(target.run(_decided, origin, end, gain, coins[0].log()))
-        move = single_move(accept, self._energy(origin, velocity, after), log_ratio, self.gradients * steps)
+        count = torch.full_like(gain, self.gradients * steps)
+        ended = origin, velocity, end, gain, coins[0], count
+        after, move = clone(target.run(_decided, type(self).energy, *ended))
         if state.adaptation and self.length is None:
-            state = _searched(state, tuning, end.position, last, share * accept, self.max_steps)
+            sizes = tuning.step_size, tuning.scale, there(tuning.length)
+            moved = state.draw.theta, sizes, end.position, last, share * move.accept
+            search = _search(state, tuning)
+            known = clone(target.run(_searched, search, *moved, self.max_steps))
+            state = state._replace(adaptation={**state.adaptation, "length": known._asdict()})
         return after, move, state
 
     def _learnt(
@@ -128,19 +142,31 @@ def _unit(scale: Tensor) -> Tensor:
     return diagonal.log().mean(-1, keepdim=True).exp()
 
 
-def _searched(
-    state: SamplerState, tuning: Tuning, move: Tensor, velocity: Tensor, weight: Tensor, most: int
-) -> SamplerState:
-    """Take a step of the search for the length, after proposals of so large a move, each with a weight (C,)."""
-    groups, position, length = len(tuning.scale), state.draw.theta, there(tuning.length)
+def _search(state: SamplerState, tuning: Tuning) -> LengthSearch:
+    """The search for the length as it stands."""
     known = state.adaptation.get("length")
-    search = searching_from(length, position, groups) if known is None else LengthSearch(**known)
+    if known is None:
+        return searching_from(there(tuning.length), state.draw.theta, len(tuning.scale))
+    return LengthSearch(**known)
+
+
+def _searched(
+    search: LengthSearch,
+    position: Tensor,
+    sizes: tuple[Tensor, Tensor, Tensor],
+    move: Tensor,
+    velocity: Tensor,
+    weight: Tensor,
+    most: int,
+) -> LengthSearch:
+    """Take a step of the search, after proposals of so large a move from a position, each with a weight (C,)."""
+    step_size, scale, length = sizes
+    groups = len(scale)
     centre = search.centre.repeat_interleave(len(position) // groups, 0)
-    slope = weight * length * chees_slopes(unspread(tuning.scale, position - centre), move, velocity)
+    slope = weight * length * chees_slopes(unspread(scale, position - centre), move, velocity)
     slope = shared(torch.where(torch.isfinite(slope), slope, 0.0), groups)
-    step_size = shared(tuning.step_size, groups)
-    search = lengthened(search, slope, position, step_size, most * step_size)
-    return state._replace(adaptation={**state.adaptation, "length": search._asdict()})
+    step_size = shared(step_size, groups)
+    return lengthened(search, slope, position, step_size, most * step_size)
 
 
 def _carried(
@@ -158,6 +184,10 @@ def _carried(
     return end, velocity, gain + more
 
 
-def _decided(start: Place, end: Place, gain: Tensor, log_uniform: Tensor) -> tuple[Place, Tensor, Tensor]:
+def _decided(
+    energy: Energy, start: Place, velocity: Tensor, end: Place, gain: Tensor, uniform: Tensor, count: Tensor
+) -> tuple[Place, Move]:
     log_ratio = end.value - start.value + gain
-    return *accepted(end, start, log_ratio, log_uniform), log_ratio
+    after, accept = accepted(end, start, log_ratio, uniform.log())
+    divergent = finite_ratio(log_ratio) < -DIVERGENCE
+    return after, Move(accept, energy(start, velocity, after), divergent, count, torch.zeros_like(count))
