@@ -15,7 +15,15 @@ from posterity.model.backward import Leaves, LeavesCache, backward, batch_log_li
 from posterity.model.batch import Inputs, named_tensors
 from posterity.model.data import Batch, Data, OwnOrders, Reordered, StreamData, TensorData
 from posterity.model.network import Buffers, Network
-from posterity.model.problem import check_inputs, checked_patterns, example_output, like_saved, prepared, say_missing
+from posterity.model.problem import (
+    check_inputs,
+    checked_patterns,
+    example_output,
+    like_saved,
+    prepared,
+    say_copied,
+    say_missing,
+)
 from posterity.model.tempering import Tempering
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
@@ -399,6 +407,7 @@ class Joint:
         """The data with targets shaped for the likelihood; raises BadData where they do not fit the model."""
         batch = self.check(data.first())
         say_missing(self.likelihood, batch, isinstance(data, TensorData))
+        say_copied(self.likelihood, batch)
         self._check_number(data)
         if isinstance(data, TensorData):
             return dataclasses.replace(data, rows=batch)

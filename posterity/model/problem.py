@@ -278,6 +278,23 @@ def say_missing(likelihood: Likelihood, batch: Batch, whole: bool) -> None:
     logger.info("%d of %d targets%s are missing and left out", missing, count, "" if whole else " of the first batch")
 
 
+def say_copied(likelihood: Likelihood, batch: Batch) -> None:
+    """Warn where the labels of a checked batch are its tokens: a model of the next token would learn to copy."""
+    labels = batch.targets
+    if labels.is_floating_point() or labels.dim() < batch.rows_axis + 2:
+        return
+    observed = likelihood.observed(labels)
+    for name, tokens in named_tensors(batch.inputs).items():
+        if tokens.shape == labels.shape and not tokens.is_floating_point():
+            same = tokens == labels
+            if bool(same.all() if observed is None else (same | ~observed).all()):
+                logger.warning(
+                    "the labels are equal to %s at every position. A model of the next token needs the token that "
+                    "follows: shift labels to the left, with -100 at the end",
+                    name,
+                )
+
+
 def like_saved(network: Network, config: dict[str, Any], tensors: dict[str, Tensor]) -> Network:
     """The network with the saved choice of weights; raises BadFolder for another model than the saved one."""
     remedy = "Pass the network this folder was fitted with."

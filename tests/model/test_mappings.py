@@ -176,6 +176,21 @@ def test_padding_changes_nothing() -> None:
     assert scores[0] == pytest.approx(scores[1], abs=1e-12)
 
 
+@pytest.mark.parametrize("shifted", [False, True])
+def test_labels_that_copy_their_tokens_are_said(shifted: bool, caplog) -> None:
+    """A likelihood shifts no labels: a causal model whose labels are its tokens would learn to copy."""
+    given = entries(tokens=True)
+    ids = given["input_ids"] % CLASSES
+    labels = (
+        nn.functional.pad(ids[:, 1:], (0, 1), value=-100) if shifted else ids.masked_fill(given["labels"] < 0, -100)
+    )
+    network = Network(encoder(tokens=True), outputs=lambda out: out.logits.movedim(-1, 1))
+    joint = po.Joint(network, Categorical(positions=1), po.priors.Normal(1.0), N)
+    with caplog.at_level(logging.WARNING, "posterity"):
+        joint.checked(as_data({"input_ids": ids, "labels": labels}))
+    assert ("shift labels to the left" in caplog.text) is not shifted
+
+
 def cut(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Rows as long as the longest of their batch, as Hugging Face's collators pad them."""
     batch = torch.utils.data.default_collate(rows)
