@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 BENCH ?= map_step
 
-.PHONY: help setup demo decks test check reference bench bench-check clean
+.PHONY: help setup demo decks test check reference docs pictures bench bench-check clean
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,14 @@ reference: $(VENV)/.run ## Write docs/reference.md from the docstrings, docs/dec
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_decks.py
 
+docs: $(VENV)/.dev ## Build the documentation site into site/, strictly, and look at it in Chromium
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
+	$(BIN)/python docs/check_site.py --browser
+
+pictures: $(VENV)/.dev ## Draw the pictures of methods and run the notebooks of docs/
+	$(BIN)/python docs/make_pictures.py
+	$(BIN)/python docs/make_notebooks.py
+
 bench: $(VENV)-bench/.peers ## Run a benchmark against its peers: make bench BENCH=map_step
 	$(VENV)-bench/bin/python -m benchmarks.$(BENCH)
 
@@ -41,7 +49,7 @@ bench-check: $(VENV)/.run ## Compare the time of core steps with earlier runs on
 	$(BIN)/python -m benchmarks.check
 
 clean: ## Remove what the commands above made
-	rm -rf $(VENV) $(VENV)-bench demo decks
+	rm -rf $(VENV) $(VENV)-bench demo decks site
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)

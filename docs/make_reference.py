@@ -22,19 +22,30 @@ cost, references and an example. `make reference` writes this page, and a test c
 
 def reference() -> str:
     """Return the text of the page."""
-    packages = [
+    sections = [HEAD, section(posterity, "posterity, usually imported as po")]
+    sections += [section(package, package.__name__.replace("posterity", "po", 1)) for package in public_packages()]
+    sections.append(f"## Options of `fit`, `compare` and `plan`\n\n{table(Settings)}\n")
+    sections.append("# For contributors\n\nThese packages serve the ones above. They may change without notice.\n")
+    sections += [section(package, package.__name__) for package in inner_packages()]
+    return "\n".join(sections)
+
+
+def public_packages() -> list[ModuleType]:
+    """Return the packages that are attributes of `posterity`."""
+    return [package for package in _packages() if package.__name__.removeprefix("posterity.") in posterity.__all__]
+
+
+def inner_packages() -> list[ModuleType]:
+    """Return the other packages that export names."""
+    return [package for package in _packages() if package not in public_packages() and exported(package)]
+
+
+def _packages() -> list[ModuleType]:
+    return [
         importlib.import_module(info.name)
         for info in pkgutil.walk_packages(posterity.__path__, "posterity.")
         if info.ispkg or info.name == "posterity.errors"
     ]
-    doors = [package for package in packages if package.__name__.removeprefix("posterity.") in posterity.__all__]
-    inner = [package for package in packages if package not in doors and exported(package)]
-    sections = [HEAD, section(posterity, "posterity, usually imported as po")]
-    sections += [section(package, package.__name__.replace("posterity", "po", 1)) for package in doors]
-    sections.append(f"## Options of `fit`, `compare` and `plan`\n\n{table(Settings)}\n")
-    sections.append("# For contributors\n\nThese packages serve the ones above. They may change without notice.\n")
-    sections += [section(package, package.__name__) for package in inner]
-    return "\n".join(sections)
 
 
 def exported(package: ModuleType) -> list[str]:
@@ -63,15 +74,19 @@ def first_line(package: ModuleType, name: str) -> str:
 
 def constant_docstring(package: ModuleType, name: str) -> str | None:
     """Return the string below the assignment of `name` in the module that the package imports it from."""
-    imports = [node for node in ast.walk(ast.parse(inspect.getsource(package))) if isinstance(node, ast.ImportFrom)]
-    home = next(node.module for node in imports if name in [alias.name for alias in node.names])
-    body = ast.parse(inspect.getsource(importlib.import_module(str(home)))).body
+    body = ast.parse(inspect.getsource(importlib.import_module(home(package, name)))).body
     for statement, below in itertools.pairwise(body):
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         named = any(isinstance(target, ast.Name) and target.id == name for target in targets)
         if named and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
             return str(below.value.value)
     return None
+
+
+def home(package: ModuleType, name: str) -> str:
+    """Return the module that the package imports `name` from."""
+    imports = [node for node in ast.walk(ast.parse(inspect.getsource(package))) if isinstance(node, ast.ImportFrom)]
+    return str(next(node.module for node in imports if name in [alias.name for alias in node.names]))
 
 
 def escaped(text: str) -> str:

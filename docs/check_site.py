@@ -1,0 +1,63 @@
+"""Looks at the site that `make docs` built: every public name, no request to elsewhere, a search that finds.
+
+python docs/check_site.py [--browser]
+"""
+
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SITE = ROOT / "site"
+LOADED = re.compile(r"<(?:script|link|img|iframe)[^>]*?(?:src|href)=\"?(https?:[^\s\">]+)")
+SEARCHES = {"KFAC": "Kronecker", "temperature": "emperature", "LoRA": "LoRA"}
+"""What is searched for, and a word that the results must have."""
+
+
+def missing_names() -> list[str]:
+    """Return the public names that the site has no entry for."""
+    site = runpy.run_path(str(ROOT / "docs" / "make_site.py"))
+    body = (SITE / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    known = {line.split(" ")[0] for line in zlib.decompress(body).decode().splitlines()}
+    exported = runpy.run_path(str(ROOT / "docs" / "make_reference.py"))["exported"]
+    names = [(package, name) for package in site["packages"]() for name in exported(package)]
+    return [f"{package.__name__}.{name}" for package, name in names if site["canonical"](package, name)[0] not in known]
+
+
+def loaded_from_elsewhere() -> list[str]:
+    """Return the addresses outside the site that its pages would load."""
+    pages = SITE.rglob("*.html")
+    return sorted({address for page in pages for address in LOADED.findall(page.read_text(encoding="utf-8"))})
+
+
+def results(browser: str, words: str) -> str:
+    """Return the results of a search in the site, opened from its folder in headless Chromium."""
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [browser, *options, f"--user-data-dir={folder}", "--virtual-time-budget=20000", "--dump-dom"]
+        page = f"{(SITE / 'index.html').as_uri()}?q={words}"
+        shown = subprocess.run([*command, page], capture_output=True, text=True, timeout=300, check=True).stdout
+    return shown.partition("md-search-result__list")[2]
+
+
+def main() -> None:
+    """Check the site, and end with an error that names what is wrong."""
+    wrong = [f"{name} has no entry" for name in missing_names()]
+    wrong += [f"{address} is loaded from elsewhere" for address in loaded_from_elsewhere()]
+    if "--browser" in sys.argv:
+        browser = shutil.which("chromium")
+        if browser is None:
+            raise SystemExit("check_site: --browser needs Chromium, and there is none. Install the package chromium.")
+        wrong += [f"{words!r} finds nothing" for words, word in SEARCHES.items() if word not in results(browser, words)]
+    if wrong:
+        raise SystemExit("check_site: " + "; ".join(wrong))
+    print("The site has every public name, loads nothing from elsewhere, and its search finds.")
+
+
+if __name__ == "__main__":
+    main()

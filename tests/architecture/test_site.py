@@ -1,0 +1,63 @@
+"""The pages that the documentation site makes of other files. `make docs` builds all of it, and looks at it."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytest.importorskip("mkdocs")
+
+
+@pytest.fixture(scope="module")
+def site():
+    return runpy.run_path(str(ROOT / "docs" / "make_site.py"))
+
+
+@pytest.mark.parametrize(
+    ("source", "page", "text", "wanted"),
+    [
+        ("docs/a.md", "a.md", "[x](../results/moons/entropy.png)", "[x](results/moons/entropy.png)"),
+        ("docs/decks/a.md", "decks/a.md", "[x](../../tests/cli/test_a.py)", "x"),
+        ("docs/a.md", "a.md", "[x](../results/logistic)", "[x](gallery.md#results-logistic)"),
+        ("docs/a.md", "a.md", "[`x[0]`](reference.md)", "[`x[0]`](reference/index.md)"),
+        ("README.md", "index.md", "[x](docs/tables.md#files)", "[x](tables.md#files)"),
+        ("CONTRIBUTING.md", "contributing.md", "[x](ARCHITECTURE.md)", "[x](architecture.md)"),
+        ("docs/a.md", "a.md", "[x](https://a.b/c)", "[x](https://a.b/c)"),
+        ("docs/a.md", "a.md", "```\na[0](../b.py)\n```", "```\na[0](../b.py)\n```"),
+    ],
+)
+def test_links_lead_to_the_site_or_become_text(site, source: str, page: str, text: str, wanted: str) -> None:
+    assert site["relinked"](text, source, page) == wanted
+
+
+def test_examples_become_blocks_of_code(site) -> None:
+    lines = ["What it does.", "", ">>> 1 + 1", "2", "", "More."]
+    wanted = ["What it does.", "", "", "```pycon", ">>> 1 + 1", "2", "```", "", "More."]
+    assert list(site["fenced"](lines)) == wanted
+    assert list(site["fenced"](lines[2:4])) == ["", "```pycon", ">>> 1 + 1", "2", "```"]
+
+
+def test_every_method_has_a_page_and_a_picture(site) -> None:
+    pages = site["pages"]()
+    for name in site["method_names"]():
+        drawn = site["DRAWN"].get(name)
+        assert (ROOT / "results" / drawn if drawn else ROOT / "docs" / "pictures" / f"{name}.png").is_file(), name
+        assert f"methods/{name}.md" in pages
+
+
+def test_the_gallery_shows_every_study_with_its_command(site) -> None:
+    text, studies = site["gallery"](), list((ROOT / "results").rglob("results.json"))
+    for results in studies:
+        assert f'id="{site["anchor"](results.parent.relative_to(ROOT).as_posix())}"' in text
+    assert text.count("```text") == len(studies)
+
+
+def test_notebooks_are_their_pages(site) -> None:
+    """The cells of docs/notebooks are the blocks of the start pages; `make pictures` runs them again."""
+    nbformat = pytest.importorskip("nbformat")
+    made = runpy.run_path(str(ROOT / "docs" / "make_notebooks.py"))
+    for page, file in made["PAGES"].items():
+        kept = nbformat.read(ROOT / "docs" / "notebooks" / file, 4)
+        assert [cell.source for cell in kept.cells] == [cell.source for cell in made["notebook"](page).cells]
+        assert all(cell.outputs for cell in kept.cells if cell.cell_type == "code")
