@@ -285,11 +285,17 @@ class Joint:
     ) -> tuple[Tensor, Tensor, Buffers]:
         """As `value_and_grad`, for likelihood_power * log p(D | theta) alone, with the gradient in `out` if given."""
         grad = torch.zeros_like(theta, memory_format=torch.contiguous_format) if out is None else out.zero_()
-        if theta.dim() == 1 and out is not None:
+        if theta.dim() == 1 and out is not None and self.network.sharing is None:
             value, buffers = add_data_grad_at(self, self._leaves.at(self.network, theta, grad), batch, buffers, True)
         else:
             value, buffers = add_data_grad(self, theta, batch, buffers, grad, True)
         return value, grad, buffers
+
+    @cached_property
+    def alone(self) -> "Joint":
+        """The joint whose passes are shared with no other process."""
+        passes = dataclasses.replace(self.network.passes, processes=None)
+        return dataclasses.replace(self, network=self.network.replace(passes=passes))
 
     @cached_property
     def _leaves(self) -> LeavesCache:
