@@ -9,19 +9,19 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 
-from posterity.errors import PosterityError
-
 if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
 
 
-class LostProcess(PosterityError):
-    """Another process of the run has ended, or does not answer."""
+class LostProcess(Exception):
+    """Another process of the run has ended, or does not answer; the command line ends with exit code 1."""
+
+    exit_code = 1
 
 
-class Processes(ABC):
+class Group(ABC):
     """Processes that run the same calls on the same rows, and share the work on each batch.
 
     All have the same state after each step, so that each decides alike. Process 0 alone prints and writes. Rows go in
@@ -66,16 +66,16 @@ class Processes(ABC):
         return own[0] if own else decode(data)
 
 
-_ACTIVE: ContextVar[Processes | None] = ContextVar("processes", default=None)
+_ACTIVE: ContextVar[Group | None] = ContextVar("processes", default=None)
 
 
-def active() -> Processes | None:
+def active() -> Group | None:
     """Return the processes that share the runs of this thread; None where it runs alone."""
     return _ACTIVE.get()
 
 
 @contextmanager
-def using(processes: Processes | None) -> Iterator[Processes | None]:
+def using(processes: Group | None) -> Iterator[Group | None]:
     """Share the runs inside the context with these processes; None: run alone."""
     token = _ACTIVE.set(processes)
     try:

@@ -11,7 +11,7 @@ from posterity.model.data import Batch, Data
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.posteriors.posterior import Posterior
-from posterity.processes import Processes
+from posterity.processes import Group
 from posterity.storage import Part, present_names
 
 
@@ -76,7 +76,7 @@ _REMEDIES = {
 }
 
 
-def refuse_unlike(processes: Processes, own: Part) -> None:
+def refuse_unlike(processes: Group, own: Part) -> None:
     """Raise an error in all processes that share a run, which says what differs, unless their parts are the same."""
     each: dict[str, list[object]] = {name: [value] for name, value in own.config.items()}
     for name, tensor in own.tensors.items():

@@ -9,7 +9,7 @@ from torch import Tensor
 from posterity.model.backward import Leaves, backward, batch_total, side_by_side
 from posterity.model.data import Batch
 from posterity.model.network import Buffers
-from posterity.processes import Processes
+from posterity.processes import Group
 
 if TYPE_CHECKING:
     from posterity.model.joint import Joint
@@ -79,13 +79,7 @@ def add_data_grad_at(
 
 
 def _add_shared(
-    joint: "Joint",
-    processes: Processes,
-    theta: Tensor,
-    batch: Batch,
-    buffers: Buffers | None,
-    grad: Tensor,
-    train: bool,
+    joint: "Joint", processes: Group, theta: Tensor, batch: Batch, buffers: Buffers | None, grad: Tensor, train: bool
 ) -> tuple[Tensor, Buffers]:
     """As `add_data_grad`, with the rows shared by several processes."""
     alone = joint.alone

@@ -34,7 +34,7 @@ from posterity.model.side_effects import UNKNOWN, SideEffects, side_effects, wat
 from posterity.numerics.dropout import Dropping, Masks, NoMasks, scattered_weights
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
-from posterity.processes import Processes
+from posterity.processes import Group
 
 logger = logging.getLogger("posterity")
 
@@ -156,7 +156,7 @@ class Network:
         return any(trains for _, trains in self._norms)
 
     @property
-    def sharing(self) -> Processes | None:
+    def sharing(self) -> Group | None:
         """The processes that share the rows of a pass; none inside `dropping`, whose masks are for all rows."""
         return None if self._dropping else self.passes.processes
 

@@ -13,8 +13,8 @@ from torch.utils._device import DeviceContext
 
 from posterity.errors import positive_whole, shown
 from posterity.model.batch import Batch, Inputs, map_inputs
-from posterity.numerics.modules import uncompiled
-from posterity.processes import Processes
+from posterity.numerics.modules import uncompiled, without_parallel
+from posterity.processes import Group
 
 if TYPE_CHECKING:
     from posterity.model.network import Network
@@ -45,7 +45,7 @@ class Passes:
     precision: Precision | None = None
     micro_batch: int | None = None
     compiled: bool = False
-    processes: Processes | None = None
+    processes: Group | None = None
 
     def __post_init__(self) -> None:
         if self.precision is not None and self.precision not in get_args(Precision):
@@ -91,6 +91,7 @@ class CompiledModule:
 
     def __init__(self, given: nn.Module | None = None, private: nn.Module | None = None) -> None:
         self._call: Callable[..., Any] | None = None
+        given = None if given is None else without_parallel(given)
         wrap = getattr(given, "dynamo_ctx", None)
         if given is None or uncompiled(given) is given:
             return

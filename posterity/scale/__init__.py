@@ -1,10 +1,10 @@
 """Runs over many processes and machines: one fit whose batches they share.
 
 Here, and nowhere else in the library, torch.distributed is imported. The formulas of methods do not belong here: they
-ask the active `Processes` (`posterity/processes.py`) for sums over rows.
+ask the active `Group` (`posterity/processes.py`) for sums over rows.
 """
 
-from posterity.processes import LostProcess, Processes
+from posterity.processes import Group, LostProcess
 from posterity.scale.group import join, processes
 
-__all__ = ["LostProcess", "Processes", "join", "processes"]
+__all__ = ["Group", "LostProcess", "join", "processes"]

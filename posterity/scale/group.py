@@ -13,13 +13,14 @@ from torch import Tensor
 
 from posterity import errors
 from posterity.errors import PosterityError, positive, positive_whole
-from posterity.processes import LostProcess, Processes, using
+from posterity.processes import Group, LostProcess, using
 from posterity.scale.sums import Node, bounds, branch_sum, branches
 
 logger = logging.getLogger("posterity")
 
 BLOCKS = 8  # of the rows of a batch: one for each of up to eight processes
 SLICED = 1 << 16  # bytes from which each process adds up a slice of a sum, and all exchange the slices
+AGREE = 2.0  # seconds in which processes that have the same error learn of each other
 _LOST = (
     "Another process of this run has ended or does not answer ({reason}), so this one, {rank} of {size}, ends as well. "
     "Start all of them again: a run with a checkpoint resumes from its last stored step, with any number of processes."
@@ -27,7 +28,7 @@ _LOST = (
 _ERRORS = {"ok": None, **{kind.__name__: kind for kind in (PosterityError, errors.BadData, errors.BadFolder)}}
 
 
-class Group(Processes):
+class TorchGroup(Group):
     """The processes of a group of torch.distributed (None: the default one)."""
 
     def __init__(
@@ -176,7 +177,7 @@ class Group(Processes):
 @contextmanager
 def processes(
     group: dist.ProcessGroup | None = None, *, blocks: int = BLOCKS, reads_together: bool = False
-) -> Iterator[Processes]:
+) -> Iterator[Group]:
     """Share the runs inside the context among the processes of a group of torch.distributed (None: the default one).
 
     Each process makes the same calls with the same arguments, and gets the same results. Process 0 alone logs, shows
@@ -192,7 +193,7 @@ def processes(
     (0, 1, 8)
     >>> dist.destroy_process_group()
     """
-    own = Group(group, blocks, reads_together=reads_together)
+    own = TorchGroup(group, blocks, reads_together=reads_together)
     level = logger.level
     if own.rank:
         logger.setLevel(logging.CRITICAL + 1)
@@ -206,7 +207,7 @@ def processes(
 @contextmanager
 def join(
     *, backend: str | None = None, blocks: int = BLOCKS, timeout: float = 600.0, reads_together: bool = False
-) -> Iterator[Processes]:
+) -> Iterator[Group]:
     """Join the processes that torchrun has started, share the runs inside the context with them, and leave.
 
     `backend` None is nccl where each process of a machine has a GPU of its own, which becomes the current one, else
@@ -225,9 +226,28 @@ def join(
         backend = "nccl" if fits and dist.is_nccl_available() else "gloo"
     if backend == "nccl":
         torch.cuda.set_device(local)
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    store = dist.PrefixStore("posterity", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
     try:
         with processes(blocks=blocks, reads_together=reads_together) as own:
             yield own
+            dist.barrier()  # nobody leaves while another still sends
+    except Exception as error:
+        error.said_by_first = _said_by_first(store, rank, error)  # type: ignore[attr-defined]
+        raise
     finally:
         dist.destroy_process_group()
+
+
+def _said_by_first(store: dist.Store, rank: int, error: Exception) -> bool:
+    """Tell the other processes of an error; returns whether this is another one than the first, which has it too."""
+    name, text = "error of process 0", f"{type(error).__name__} {error}"
+    try:
+        if rank == 0:
+            store.set(name, text)
+            return False
+        store.wait([name], timedelta(seconds=AGREE))
+        return bool(store.get(name).decode() == text)
+    except (RuntimeError, ValueError):  # there is none, or the store is gone
+        return False

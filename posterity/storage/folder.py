@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from posterity.errors import BadFolder
-from posterity.processes import Processes, writes
+from posterity.processes import Group, writes
 from posterity.processes import active as processes_of_this
 from posterity.storage import disk
 from posterity.storage.part import CONFIG, FILES, JSON, TENSORS, Part, json_bytes, pack, received, sent, unpack
@@ -140,7 +140,7 @@ class RunFolder:
     tensor([0., 1., 2.])
     """
 
-    def __init__(self, path: str | os.PathLike[str], processes: Processes | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], processes: Group | None = None) -> None:
         self.path, self._given = Path(path), processes
 
     def __repr__(self) -> str:
