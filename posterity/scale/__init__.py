@@ -6,5 +6,6 @@ ask the active `Group` (`posterity/processes.py`) for sums over rows.
 
 from posterity.processes import Group, LostProcess
 from posterity.scale.group import join, processes
+from posterity.scale.rows import gathered
 
-__all__ = ["Group", "LostProcess", "join", "processes"]
+__all__ = ["Group", "LostProcess", "gathered", "join", "processes"]

@@ -100,14 +100,14 @@ class TorchGroup(Group):
         for row, branch in zip(sent, own, strict=False):
             row[:length] = branch
         if not sliced:
-            return self._added(self._gathered(sent)).to(device)
+            return self._added(self.gathered(sent)).to(device)
         # Slices: (branches, processes, width) -> a slice of each branch for each process.
         sent = sent.view(self._most, self.size, width).transpose(0, 1).contiguous()
         received = torch.empty_like(sent)  # (processes, branches, width)
         with self._talking():
             dist.all_to_all_single(received, sent, group=self._group)
         mine = self._added(list(received))
-        return torch.cat(self._gathered(mine))[:length].to(device)
+        return torch.cat(self.gathered(mine))[:length].to(device)
 
     def _added(self, sent: list[Tensor]) -> Tensor:
         """Return the sum of the branches of all processes: `sent[r]` (branches, L) has those of process r first."""
@@ -116,8 +116,9 @@ class TorchGroup(Group):
             known.update((node, [row]) for node, row in zip(nodes, rows, strict=False))
         return branch_sum((0, self.blocks), known.get)[0]
 
-    def _gathered(self, own: Tensor) -> list[Tensor]:
-        """Return the tensors of all processes, of one shape, in their order."""
+    def gathered(self, own: Tensor) -> list[Tensor]:
+        """Return the tensors of all processes, of one shape, in their order, on the device of the group."""
+        own = own.to(self._device)
         received = [torch.empty_like(own) for _ in range(self.size)]
         with self._talking():
             dist.all_gather(received, own, group=self._group)
@@ -158,13 +159,13 @@ class TorchGroup(Group):
     def any(self, *flags: bool) -> tuple[bool, ...]:
         if self.size == 1:
             return flags
-        each = torch.stack(self._gathered(torch.tensor(flags, dtype=torch.uint8, device=self._device)))
+        each = torch.stack(self.gathered(torch.tensor(flags, dtype=torch.uint8, device=self._device)))
         return tuple(each.any(0).tolist())
 
     def refuse_differing(self, what: str, value: str, remedy: str = "") -> None:
         digest = hashlib.blake2b(value.encode(), digest_size=16).digest()
         own = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(self._device)
-        each = self._gathered(own)
+        each = self.gathered(own)
         others = [rank for rank, other in enumerate(each) if not torch.equal(other, each[0])]
         if others:
             remedy = remedy or "start all of them with the same arguments, seed and versions, on machines of one kind"
