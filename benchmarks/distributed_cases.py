@@ -43,11 +43,15 @@ def rows(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     return inputs, (inputs[:, 0] - inputs[:, 1].square() > -0.5).long(), weights
 
 
-def problem(module: nn.Module | None = None, dtype: torch.dtype = torch.float64) -> po.Joint:
-    """A classification by a small network, with the same weights in each process."""
+def small() -> nn.Module:
+    """A network with one hidden layer."""
+    return po.networks.MLP([5, 12, 2])
+
+
+def problem(make: Callable[[], nn.Module] = small, dtype: torch.dtype = torch.float64) -> po.Joint:
+    """A classification, with the same weights in each process."""
     torch.manual_seed(0)
-    net = po.networks.MLP([5, 12, 2]) if module is None else module
-    return po.Joint(net.to(dtype), po.likelihoods.Categorical(), po.priors.Normal(scale=1.0), num_data=ROWS)
+    return po.Joint(make().to(dtype), po.likelihoods.Categorical(), po.priors.Normal(scale=1.0), num_data=ROWS)
 
 
 def regression() -> tuple[po.Joint, tuple[Tensor, Tensor]]:
@@ -75,9 +79,11 @@ def adam(steps: int = STEPS) -> Any:
     return po.methods.MAP(steps, 50, po.optim.Adam(0.01), po.optim.Constant())
 
 
-def laplace(structure: Any, kind: Any = None, module: nn.Module | None = None, shape: tuple[int, ...] = ()) -> Numbers:
-    """The sums of a Laplace fit at the module's own weights, and its posterior."""
-    joint, (inputs, labels, weights) = problem(module), rows()
+def laplace(
+    structure: Any, kind: Any = None, make: Callable[[], nn.Module] = small, shape: tuple[int, ...] = ()
+) -> Numbers:
+    """The precision, evidence and log-likelihood of a Laplace fit at the module's own weights."""
+    joint, (inputs, labels, weights) = problem(make), rows()
     method = po.methods.Laplace(kind or curvature.GaussNewton(), structure, tuning=None, batch_size=64)
     method = replace(method, subset=po.methods.AllWeights())
     q, trace = po.infer(method, joint, (inputs.view(-1, *shape) if shape else inputs, labels, weights), progress=False)
@@ -87,7 +93,6 @@ def laplace(structure: Any, kind: Any = None, module: nn.Module | None = None, s
 
 def convolutions() -> nn.Module:
     """Convolutions over five positions."""
-    torch.manual_seed(2)
     return nn.Sequential(nn.Conv1d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(9, 2))
 
 
@@ -152,17 +157,17 @@ CASES: dict[str, Callable[[], Numbers]] = {
     "sgld": lambda: fit(M.SGLD(draws=30, warmup=40, thin=2, batch_size=50, step_size=1e-3, chains=2)),
     "sghmc": lambda: fit(M.SGHMC(draws=30, warmup=40, thin=2, batch_size=50, step_size=1e-3, chains=2)),
     "hmc": lambda: fit(M.HMC(draws=20, warmup=0, chains=2, step_size=0.02, steps=5)),
-    "nuts": lambda: fit(M.NUTS(draws=50, warmup=0, chains=2, step_size=0.12), problem(nn.Linear(5, 2))),
+    "nuts": lambda: fit(M.NUTS(draws=50, warmup=0, chains=2, step_size=0.12), problem(lambda: nn.Linear(5, 2))),
     "laplace full": lambda: laplace(curvature.Full()),
-    "laplace rows": lambda: laplace(curvature.Full(), module=po.networks.MLP([5, 80, 2])),
-    "laplace hessian": lambda: laplace(curvature.Full(), curvature.Hessian(), nn.Linear(5, 2)),
+    "laplace rows": lambda: laplace(curvature.Full(), make=lambda: po.networks.MLP([5, 80, 2])),
+    "laplace hessian": lambda: laplace(curvature.Full(), curvature.Hessian(), lambda: nn.Linear(5, 2)),
     "laplace blocks": lambda: laplace(curvature.BlockDiagonal()),
     "laplace diagonal": lambda: laplace(curvature.Diagonal()),
     "laplace hutchinson": lambda: laplace(curvature.Hutchinson()),
     "laplace low-rank": lambda: laplace(curvature.LowRank(5)),
     "laplace kronecker": lambda: laplace(curvature.Kronecker()),
     "laplace corrected": lambda: laplace(curvature.CorrectedKronecker()),
-    "laplace convolutions": lambda: laplace(curvature.Kronecker(), module=convolutions(), shape=(1, 5)),
+    "laplace convolutions": lambda: laplace(curvature.Kronecker(), make=convolutions, shape=(1, 5)),
     "online laplace": lambda: fit(M.OnlineLaplace(adam(), FACTORS, rounds=3)),
     "variational em": lambda: fit(M.VariationalEM(M.MeanField(STEPS, 50), (po.evidence.PriorScale(),))),
     "mixture full": lambda: mixture(GaussianMixture),
