@@ -3,13 +3,16 @@
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from posterity import errors
 from posterity.errors import PosterityError, positive, positive_whole
@@ -57,7 +60,8 @@ class TorchGroup(Group):
         try:
             yield
         except (RuntimeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0][:120] if str(error) else type(error).__name__
+            first = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).splitlines()  # without the line of gloo's source
+            reason = first[0].partition(". ")[0][:120] if first else type(error).__name__
             raise LostProcess(_LOST.format(reason=reason, rank=self.rank, size=self.size)) from error
 
     def total(self, part: Callable[[int, int], Sequence[Tensor]], rows: int) -> list[Tensor]:
@@ -87,7 +91,7 @@ class TorchGroup(Group):
             flat = [torch.cat([branch[index].reshape(-1) for index in places]) for branch in own]
             summed = flat[0] if self.size == 1 else self._summed(flat)
             sizes = [shapes[index].numel() for index in places]
-            for index, piece in zip(places, summed.split(sizes), strict=True):
+            for index, piece in zip(places, torch.split(summed, sizes), strict=True):
                 totals[index] = piece.view(shapes[index].shape)
         return [totals[index] for index in range(len(shapes))]
 
@@ -227,13 +231,14 @@ def join(
         backend = "nccl" if fits and dist.is_nccl_available() else "gloo"
     if backend == "nccl":
         torch.cuda.set_device(local)
-    store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
-    store = dist.PrefixStore("posterity", store)
+    store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    store = PrefixStore("posterity", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
     try:
         with processes(blocks=blocks, reads_together=reads_together) as own:
             yield own
-            dist.barrier()  # nobody leaves while another still sends
+            with suppress(RuntimeError):  # the work is done, whoever else has ended
+                dist.barrier()  # nobody leaves while another still sends
     except Exception as error:
         error.said_by_first = _said_by_first(store, rank, error)  # type: ignore[attr-defined]
         raise
@@ -241,7 +246,7 @@ def join(
         dist.destroy_process_group()
 
 
-def _said_by_first(store: dist.Store, rank: int, error: Exception) -> bool:
+def _said_by_first(store: Store, rank: int, error: Exception) -> bool:
     """Tell the other processes of an error; returns whether this is another one than the first, which has it too."""
     name, text = "error of process 0", f"{type(error).__name__} {error}"
     try:
