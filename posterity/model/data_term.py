@@ -35,12 +35,8 @@ def add_data_grad(
         return add_data_grad_at(joint, Leaves.at(network, theta, grad), batch, buffers, train, size)
     if network.one_by_one:  # activations of few members at a time are in memory
         own = network.buffers if buffers is None else buffers
-        passes = [
-            partial(
-                add_data_grad, joint.member(i), theta[i], batch.member(i), network.buffers_of(own, i), grad[i], train
-            )
-            for i in range(len(theta))
-        ]
+        members = [(joint.member(i), theta[i], batch.member(i), network.buffers_of(own, i)) for i in range(len(theta))]
+        passes = [partial(add_data_grad, *member, grad[i], train, size) for i, member in enumerate(members)]
         each = side_by_side(passes, theta.device)
         after = {name: torch.stack([member_buffers[name] for _, member_buffers in each]) for name in each[0][1]}
         return torch.stack([value for value, _ in each]), after

@@ -1,5 +1,7 @@
 """Sums in a fixed order, groups of one process, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,6 +9,7 @@ from torch import nn
 
 import posterity as po
 from posterity import scale
+from posterity.model.passes import Passes
 from posterity.processes import active, done_by_first, using, writes
 from posterity.scale.sums import bounds, branch_sum, branches
 
@@ -135,3 +138,15 @@ def test_gathered_outside_of_a_group_says_what_to_do():
 def test_a_lost_process_is_no_error_that_others_swallow():
     assert not issubclass(scale.LostProcess, po.errors.PosterityError)
     assert scale.LostProcess.exit_code == 1
+
+
+def test_members_of_a_convolutional_network_have_the_gradients_of_all_rows(group):
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).double()
+    joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(scale=1.0), num_data=60)
+    network = joint.network.replace(passes=Passes(processes=group))
+    assert network.one_by_one
+    x = torch.randn(21, 1, 4, 4, dtype=torch.float64)
+    batch = po.model.Batch(x, (x[:, 0, 0, 0] > 0).long())
+    theta = joint.initial() * torch.linspace(0.5, 1.5, 3, dtype=torch.float64)[:, None]
+    alone, shared = (own.value_and_grad(theta, batch) for own in (joint, replace(joint, network=network)))
+    torch.testing.assert_close(shared[:2], alone[:2], rtol=1e-12, atol=1e-12)
