@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         priors,
         pruning,
         report,
+        scale,
         theory,
     )
     from posterity.inference import Checkpoint, EarlyStopping, infer, plan
@@ -105,6 +106,7 @@ __all__ = [
     "priors",
     "pruning",
     "report",
+    "scale",
     "theory",
 ]
 

@@ -10,6 +10,7 @@ from typer.main import get_command
 
 import posterity
 from posterity.cli.frame.output import error_line, hint_line, log, spell_out
+from posterity.cli.frame.shared import joined, rank, said_by_first
 from posterity.cli.start import INTERRUPTED, as_interrupt
 from posterity.cli.verbs.compare import compare
 from posterity.cli.verbs.data import data
@@ -91,13 +92,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     spell_out()
     try:
-        with as_interrupt():
-            code = get_command(app).main(
-                args=[word for word in words if word != "--debug"],
-                prog_name="posterity",
-                standalone_mode=False,
-                obj=words,
-            )
+        with as_interrupt(), joined(words) as has_part:
+            code = 0
+            if has_part:
+                code = get_command(app).main(
+                    args=[word for word in words if word != "--debug"],
+                    prog_name="posterity",
+                    standalone_mode=False,
+                    obj=words,
+                )
             sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
@@ -107,8 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
+        if said_by_first(error):
+            return 1
         return _failed(error)
-    if code == INTERRUPTED:
+    if code == INTERRUPTED and rank() == 0:
         log("interrupted")
     return code if isinstance(code, int) else 0
 

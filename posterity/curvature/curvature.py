@@ -109,7 +109,10 @@ WHOLE_SLOPE = 20_000  # up to this many weights, the gradient is taken in all of
 
 
 class Rows:
-    """A curvature at theta (P,), summed over the rows of a batch; everything is computed on demand."""
+    """A curvature at theta (P,), summed over the rows of a batch; everything is computed on demand.
+
+    `offset` rows of the same batch come before these: they draw other columns.
+    """
 
     def __init__(
         self,
@@ -120,13 +123,20 @@ class Rows:
         buffers: Buffers | None,
         key: Key,
         budget: int | None = None,
+        offset: int = 0,
     ) -> None:
         if batch is not None and not batch.checked and not batch.targets.is_floating_point():
             batch = joint.as_joint("curvature").check(batch)
         self.curvature, self.joint, self.theta, self.batch = curvature, joint, theta, batch
-        self.buffers, self.key, self.budget = buffers, key, budget
+        self.buffers, self.key, self.budget, self.offset = buffers, key, budget, offset
         self._outputs: list[Tensor] = []
         self._head_slope: Tensor | None = None
+
+    def part(self, low: int, high: int) -> "Rows":
+        """The same for the rows low .. high - 1 of the batch alone."""
+        batch = None if self.batch is None else self.batch.rows(low, high)
+        given = self.curvature, self.joint, self.theta, batch, self.buffers, self.key, self.budget
+        return Rows(*given, offset=self.offset + low)
 
     @property
     def factored(self) -> bool:
@@ -235,7 +245,7 @@ class Rows:
 
     def _columns(self, outputs: Tensor, low: int, count: int) -> Tensor:
         targets = self.data[1].targets[low : low + len(outputs)]
-        given = self.likelihood, outputs, targets, self.key.fold(low)
+        given = self.likelihood, outputs, targets, self.key.fold(self.offset + low)
         draws = self.curvature.draws(max(1, outputs[:1].numel()))
         columns = (self.curvature.drawn(*given, count) if draws else self.curvature.columns(*given)).detach()
         weights = self._output_weights(outputs, slice(low, low + len(outputs)))

@@ -83,6 +83,9 @@ class Hutchinson(Structure):
         sums["squares"] = sums["diagonal"].new_tensor(float(rows.factored))
         return sums
 
+    def fixed(self, name: str, number: int) -> bool:
+        return name in ("signs", "squares")
+
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
         diagonal = sums["diagonal"]
         return DiagonalPrecision((diagonal.clamp_min(0.0) if sums["squares"] else diagonal) * scale, prior)

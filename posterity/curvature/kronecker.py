@@ -237,6 +237,9 @@ class CorrectedKronecker(Factored):
                 added(sums, **{f"{index}.values": squares.to(inner)})
         return sums
 
+    def fixed(self, name: str, number: int) -> bool:
+        return super().fixed(name, number) if number == 0 else not name.endswith(".values")
+
     def end(self, sums: Sums, rows: Rows, number: int, prior: Tensor) -> Sums:
         """Compute the eigenvectors after the first pass, for a prior of this pattern."""
         if number > 0:

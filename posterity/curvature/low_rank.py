@@ -65,6 +65,9 @@ class LowRank(Structure):
             return sums
         return added(sums, product=rows.products(sums["basis"][-1:])[0])
 
+    def fixed(self, name: str, number: int) -> bool:
+        return name != "product"
+
     def end(self, sums: Sums, rows: Rows, number: int, prior: Tensor) -> Sums:
         if "product" not in sums:
             return sums

@@ -1,7 +1,7 @@
 """Structures: how much of a curvature matrix is kept. Here the whole matrix, and dense blocks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -16,9 +16,12 @@ from posterity.precisions.block import BlockDiagonal as BlockDiagonalPrecision
 from posterity.precisions.dense import Dense
 from posterity.precisions.low_rank import LowRank as LowRankPrecision
 from posterity.precisions.precision import Precision
+from posterity.processes import Group
 
 Sums = dict[str, Tensor]
 
+ROWS = "rows"  # the entry whose values for parts of the rows are joined, not added
+BATCHES = "batches"  # the number of batches
 RECENT = "recent "  # prefix of sums over the last few batches, in the dtype of the weights
 TOGETHER = 8  # number of those batches: adding each batch in float64 would take as long as its products
 
@@ -40,6 +43,10 @@ class Structure(ABC):
     @abstractmethod
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
         """Add rows to the sums, in pass `number`."""
+
+    def fixed(self, name: str, number: int) -> bool:
+        """Whether an entry of the sums is no sum over rows in pass `number`: `add` makes the same of all rows."""
+        return name == BATCHES
 
     def end(self, sums: Sums, rows: Rows, number: int, prior: Tensor) -> Sums:
         """Finish the sums of pass `number`, whose last rows were `rows`; `prior` (R,) is the prior precision."""
@@ -71,8 +78,8 @@ def added(sums: Sums, **values: Tensor) -> Sums:
 
 def counted(sums: Sums) -> Sums:
     """Count a batch; every `TOGETHER` batches the recent sums are added to the sums in float64."""
-    batches = sums["batches"] + 1 if "batches" in sums else torch.ones((), dtype=torch.int64)
-    return {**(settled(sums) if int(batches) % TOGETHER == 0 else sums), "batches": batches}
+    batches = sums[BATCHES] + 1 if BATCHES in sums else torch.ones((), dtype=torch.int64)
+    return {**(settled(sums) if int(batches) % TOGETHER == 0 else sums), BATCHES: batches}
 
 
 def settled(sums: Sums) -> Sums:
@@ -80,6 +87,38 @@ def settled(sums: Sums) -> Sums:
     recent = {name.removeprefix(RECENT): value for name, value in sums.items() if name.startswith(RECENT)}
     rest = {name: value for name, value in sums.items() if not name.startswith(RECENT)}
     return added(rest, **{name: value if name in rest else value.to(torch.float64) for name, value in recent.items()})
+
+
+def add_shared(
+    structure: Structure, sums: Sums, rows: Rows, number: int, processes: Group, further: Callable[[Rows], list[Tensor]]
+) -> tuple[Sums, list[Tensor]]:
+    """As `structure.add`, with the rows shared by several processes; also the sums of `further` tensors of rows."""
+    fixed = {name: value for name, value in sums.items() if structure.fixed(name, number)}
+    after: Sums = {}
+    names: list[str] = []
+    size = rows.data[1].size
+
+    def part(low: int, high: int) -> list[Tensor]:
+        piece = rows.part(low, high)
+        result = structure.add(dict(fixed), piece, number)
+        names[:] = sorted(name for name in result if not structure.fixed(name, number))
+        after.update((name, value) for name, value in result.items() if name not in names)
+        if ROWS in result:
+            each = len(result[ROWS]) // (high - low)
+            whole = result[ROWS].new_zeros(size * each, result[ROWS].shape[1])
+            whole[low * each : high * each] = result[ROWS]
+            result[ROWS] = whole
+        return [*(result[name] for name in names), *further(piece)]
+
+    totals = processes.total(part, size)
+    new = dict(zip(names, totals, strict=False))
+    held = {name: value for name, value in sums.items() if name not in fixed}
+    if ROWS in new and ROWS in held:
+        held[ROWS] = torch.cat([held[ROWS], new.pop(ROWS)])
+    held = added(held, **new)
+    if BATCHES in after and int(after[BATCHES]) % TOGETHER == 0:
+        held = settled(held)
+    return {**held, **after}, totals[len(names) :]
 
 
 @dataclass(frozen=True)
@@ -119,13 +158,13 @@ class Full(Structure):
                 continue
             sums["matrix"] = jacobian.gram(sums.get("matrix"))
         if columns:
-            sums["rows"] = torch.cat([sums["rows"], *columns] if "rows" in sums else columns)
+            sums[ROWS] = torch.cat([sums[ROWS], *columns] if ROWS in sums else columns)
         return sums
 
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
         if "matrix" in sums:
             return Dense(sums["matrix"] * scale, prior)
-        rows = sums["rows"] if scale == 1.0 else sums["rows"] * (scale**0.5)
+        rows = sums[ROWS] if scale == 1.0 else sums[ROWS] * (scale**0.5)
         if bool((prior > 0).all()):
             return LowRankPrecision(rows, prior)
         return Dense(rows.T @ rows, prior)  # raises an informative error if it is singular

@@ -294,12 +294,14 @@ class Stepper:
     Takes the method, the problem and `accelerate`: "auto" records on CUDA and lets samplers compile, "off" never does.
     A step that cannot be recorded is called from then on, with one warning that gives the reason. The numbers equal
     plain steps up to the rounding of kernels with a random order of summation. A graph does not see CPU memory
-    that a kernel reads (batched solvers of cuBLAS pass pointers so): use "off" for modules that solve equations.
+    that a kernel reads (batched solvers of cuBLAS pass pointers so): use "off" for modules that solve equations. Steps
+    that several processes share are called, too: a graph cannot wait for another process.
     """
 
     def __init__(self, method: Method, joint: Problem, accelerate: Acceleration) -> None:
         self._method, self._joint = method, joint
-        traits, auto = method.traits, accelerate == "auto"
+        shared = joint.network is not None and joint.network.sharing is not None
+        traits, auto = method.traits, accelerate == "auto" and not shared
         self._wanted = auto and traits.recordable and joint.device.type == "cuda"
         self._effort = traits.effort if auto else None
         doubt(joint)

@@ -19,6 +19,7 @@ from posterity.inference.identity import refuse_other
 from posterity.inference.method import Method
 from posterity.inference.run import Run, Trace, check_kept, check_loss
 from posterity.model.joint import Joint
+from posterity.processes import active
 from posterity.storage import Part, RunFolder, decode, flatten, forms, is_described, mapped, references, restore
 from posterity.storage.schema import AGAIN, check_fields, check_names, check_tensor, reading
 
@@ -54,7 +55,7 @@ class Checkpoint:
 
 def stored_problem(checkpoint: Checkpoint, joint: Joint) -> Joint | None:
     """The joint with prior and likelihood of the run in a folder, whose scales it may have chosen; None without one."""
-    folder = RunFolder(checkpoint.path)
+    folder = RunFolder(checkpoint.path, active())
     if not folder.exists() or "run" not in folder.parts():
         return None
     stored = folder.read("run")
@@ -78,7 +79,7 @@ class Checkpointer:
 
     def __init__(self, checkpoint: Checkpoint, callbacks: Sequence[Callback], identity: Part) -> None:
         self.checkpoint = checkpoint
-        self.folder = RunFolder(checkpoint.path)
+        self.folder = RunFolder(checkpoint.path, active())
         self._callbacks: dict[str, Callback] = {}  # by names that do not depend on callbacks without a state
         count: Counter[str] = Counter()
         for callback in callbacks:
@@ -176,11 +177,14 @@ class Checkpointer:
         self._written = len(run.kept)
         self._last_step = run.step
 
-    def after_step(self, run: Run, now: bool) -> None:
-        """Store the run if it is due, or `now`."""
+    def due(self, run: Run) -> bool:
+        """Return whether the time or the steps between two stored states have passed."""
         due_steps = self.checkpoint.steps is not None and run.step - self._last_step >= self.checkpoint.steps
         due_time = self.checkpoint.seconds is not None and time.monotonic() - self._last_time >= self.checkpoint.seconds
-        due = now or due_steps or due_time
+        return due_steps or due_time
+
+    def after_step(self, run: Run, due: bool) -> None:
+        """Store the run if it is `due`, or at its end."""
         ends = run.step == run.steps or bool(run.stopped)
         if due or ends:
             # On a GPU the loss is checked only now and then, and no loss covers the last update.

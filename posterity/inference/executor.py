@@ -28,6 +28,7 @@ from posterity.model.batch import batch_tensors
 from posterity.model.data import OwnOrders, TensorData
 from posterity.model.problem import data_of
 from posterity.numerics.random import Key
+from posterity.processes import LostProcess, active
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -127,6 +128,10 @@ class Processes(Executor):
         positive_whole("Processes.threads", 1 if self.threads is None else self.threads)
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        if active() is not None:
+            logger.info("the processes that share this run share each fit in turn: no further workers are started")
+            yield from Sequential()._outcomes(tasks)
+            return
         for name, result in self.each({task.name: partial(_run, task) for task in tasks}):
             yield Outcome(name, error=str(result)) if isinstance(result, Lost) else result
 
@@ -176,9 +181,10 @@ class Processes(Executor):
 def in_processes(work: Mapping[str, Callable[[], T]], jobs: int) -> Iterator[T]:
     """Do named work in `jobs` processes of one thread each; one job or one piece of work stays in this process.
 
-    Yields each result as soon as it is there; the first error ends the work.
+    So does all work where several processes share the runs. Yields each result as soon as it is there; the first error
+    ends the work.
     """
-    if jobs == 1 or len(work) <= 1:
+    if jobs == 1 or len(work) <= 1 or active() is not None:
         for item in work.values():
             yield item()
         return
@@ -271,6 +277,8 @@ def _run(task: Task) -> Outcome:
     """Run one task; returns its outcome, whatever error it raises."""
     try:
         posterior, trace = task.run()
+    except LostProcess:
+        raise
     except Exception as error:
         return Outcome(task.name, error=_line(error))
     return Outcome(task.name, posterior, trace)

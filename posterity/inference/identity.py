@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from posterity.errors import BadFolder, shown
-from posterity.model.data import Data
+from posterity.model.data import Batch, Data
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.posteriors.posterior import Posterior
+from posterity.processes import Group
 from posterity.storage import Part, present_names
 
 
@@ -67,6 +68,22 @@ def refuse_other(
         before, after = stored.tensors.get(name), wanted.tensors.get(name)
         if before is None or after is None or not _equal(before.cpu(), after.cpu()):
             raise BadFolder(f"{os.fspath(path)!r} holds {held}: its {name.partition('.')[0]} differs. {remedy}")
+
+
+_REMEDIES = {
+    "start": "call torch.manual_seed before the module is made, or give start=",
+    "data": "give each of them all rows in the same order",
+}
+
+
+def refuse_unlike(processes: Group, own: Part) -> None:
+    """Raise an error in all processes that share a run, which says what differs, unless their parts are the same."""
+    each: dict[str, list[object]] = {name: [value] for name, value in own.config.items()}
+    for name, tensor in own.tensors.items():
+        batch = Batch(tensor.reshape(-1, 1), tensor.reshape(-1))
+        each.setdefault(name.partition(".")[0], []).append(f"{name} {batch.fingerprint()}")
+    for name, values in each.items():
+        processes.refuse_differing(name, repr(values), _REMEDIES.get(name, ""))
 
 
 def _equal(before: Tensor, after: Tensor) -> bool:

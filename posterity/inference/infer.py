@@ -20,7 +20,7 @@ from posterity.errors import shown
 from posterity.inference.acceleration import Acceleration, Stepper
 from posterity.inference.callbacks import Callback, ProgressBar, Validation, as_callbacks
 from posterity.inference.checkpoint import Checkpoint, Checkpointer, last_good, stored_problem
-from posterity.inference.identity import identity
+from posterity.inference.identity import identity, refuse_unlike
 from posterity.inference.kept import Kept, refuse_too_many
 from posterity.inference.memory import refuse_too_large
 from posterity.inference.method import Method, check_arguments, with_passes
@@ -33,6 +33,8 @@ from posterity.model.problem import data_of
 from posterity.model.scales import chosen_scales, leaves_out, with_scales_of
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
+from posterity.processes import active, using, writes
+from posterity.storage import flatten
 
 Start: TypeAlias = Posterior | Tensor | Callable[[], nn.Module] | None
 """What a run may start from."""
@@ -249,22 +251,28 @@ def infer(
     hooks = _hooks(given, run, progress)
     keeper = None
     expected = sum(step <= run.steps for step in method.traits.kept_steps)
-    folder = None if checkpoint is None else checkpoint.path
+    folder = None if checkpoint is None or not writes() else checkpoint.path
     if expected:
         refuse_too_many(method.keep(run.state), expected, folder)
     run.kept = Kept(expected, folder)
-    if checkpoint is not None:
-        if isinstance(rows, StreamData):
-            rows.refuse_unrepeatable()
+    processes = active()
+    if checkpoint is not None and isinstance(rows, StreamData):
+        rows.refuse_unrepeatable()
+    if checkpoint is not None or processes is not None:
         held_out = "none" if validator is None else validator.fingerprint()
         passes = {name: value for name, value in (("precision", precision), ("micro_batch", micro_batch)) if value}
         depends = identity(
             start=theta, method=method, seed=key.seed, data=rows, validation=held_out, model=joint, **passes
         )
-        keeper = Checkpointer(checkpoint, hooks, depends)
-        keeper.resume(run)
+        if processes is not None:
+            refuse_unlike(processes, depends)
+        if checkpoint is not None:
+            keeper = Checkpointer(checkpoint, hooks, depends)
+            keeper.resume(run)
     with last_good(keeper, run):
         _loop(run, rows, feed, key.fold("steps"), hooks, keeper, Stepper(method, stepped, accelerate), micro_batch)
+        if processes is not None:
+            refuse_unlike(processes, flatten(run.state))
         posterior = run.posterior()
     for doubt in method.doubts(joint, run.trace):
         logger.warning(doubt)
@@ -291,7 +299,8 @@ def with_scales(
         if not leaves_out(joint):
             return joint
     before = start.joint if isinstance(start, Posterior) and isinstance(start.joint, Joint) else None
-    return method.with_scales(joint, joint.checked(rows.to(joint.device)), before, key.fold("scales"))
+    with using(None):  # the same short fits in each process
+        return method.with_scales(joint, joint.checked(rows.to(joint.device)), before, key.fold("scales"))
 
 
 def _loop(
@@ -328,9 +337,10 @@ def _loop(
                 for hook in hooks:
                     hook.after_step(run)
                 run.trace.seconds = time.perf_counter() - clock
+                came, due = _agreed(run, interrupt.came, keeper, hooks)
                 if keeper is not None:
-                    keeper.after_step(run, now=interrupt.came)
-                if interrupt.came:
+                    keeper.after_step(run, due=came or due)
+                if came:
                     raise KeyboardInterrupt
                 if run.stopped:
                     logger.info("stopped after step %d: %s", run.step, run.stopped)
@@ -338,6 +348,19 @@ def _loop(
     finally:
         for hook in started:
             hook.end(run)
+
+
+def _agreed(run: Run, came: bool, keeper: Checkpointer | None, hooks: Sequence[Callback]) -> tuple[bool, bool]:
+    """Return whether an interruption came, and whether the run is to be stored, in any process that shares it.
+
+    A callback that stops the run in one of them stops it in all.
+    """
+    processes, due = active(), keeper is not None and keeper.due(run)
+    if processes is None or (keeper is None and all(isinstance(hook, ProgressBar) for hook in hooks)):
+        return came, due
+    came, due, stopped = processes.any(came, due, bool(run.stopped))
+    run.stopped = run.stopped or ("a callback in another process stopped it" if stopped else "")
+    return came, due
 
 
 def _refuse_bad_arguments(method: object, joint: object, seed: object) -> None:
@@ -352,6 +375,6 @@ def _hooks(callbacks: Sequence[Callback], run: Run, progress: bool | None) -> li
     if run.validate is not None and not validations:
         validations = [Validation(every=max(1, run.steps // VALIDATIONS) if run.method.traits.anytime else run.steps)]
     hooks = [*validations, *(hook for hook in callbacks if not isinstance(hook, Validation))]
-    if progress or (progress is None and sys.stderr.isatty() and find_spec("rich") is not None):
+    if writes() and (progress or (progress is None and sys.stderr.isatty() and find_spec("rich") is not None)):
         hooks.append(ProgressBar())
     return hooks

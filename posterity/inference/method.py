@@ -15,6 +15,7 @@ from posterity.model.scales import with_scales_of
 from posterity.numerics.random import Key
 from posterity.optim import Optimizer, Schedule
 from posterity.posteriors.posterior import Posterior
+from posterity.processes import active
 
 if TYPE_CHECKING:
     from posterity.inference.run import Trace
@@ -188,8 +189,10 @@ def with_passes(
 ) -> Problem:
     """Return the problem as the steps of a run see it, with other passes through the network where these are wanted.
 
-    Raises a ValueError where the method, the network or the dtype do not allow them.
+    Active processes share these passes. Raises a ValueError where the method, the network or the dtype do not allow
+    all this.
     """
+    processes = active()
     name, network, allowed = type(method).__name__, joint.network, method.traits.passes
     if network is None:
         if precision or micro_batch:
@@ -212,12 +215,15 @@ def with_passes(
                 f"infer: {name} with these settings does not allow {word}: its steps {why}. Leave it out, or follow "
                 "gradients alone, as MAP(optimizer=Adam()) does."
             )
-    if micro_batch and (network.trains_statistics or not rows_apart(network, data.first().member(0).inputs)):
+    apart = micro_batch or processes is not None
+    if apart and (network.trains_statistics or not rows_apart(network, data.first().member(0).inputs)):
+        user = "micro_batch" if micro_batch else "a batch that several processes share"
+        less = "Use a smaller batch_size" if micro_batch else "Use group or layer norm, run one process"
         raise ValueError(
-            "infer: micro_batch needs outputs of rows that do not depend on each other. Batch norm, or another layer, "
-            "uses statistics of the batch. Use a smaller batch_size, or freeze batch norm by requires_grad=False."
+            f"infer: {user} needs outputs of rows that do not depend on each other. Batch norm, or another layer, "
+            f"uses statistics of the batch. {less}, or freeze batch norm by requires_grad=False."
         )
-    passes = Passes(precision, micro_batch, compiled=bool(allowed and network.compiled))
+    passes = Passes(precision, micro_batch, compiled=bool(allowed and network.compiled), processes=processes)
     return joint if passes == Passes() else replace(joint.as_joint("infer"), network=network.replace(passes=passes))
 
 

@@ -1,5 +1,8 @@
 """Validation: the score of a posterior on held-out rows."""
 
+from functools import partial
+from itertools import islice
+
 import torch
 from torch import Tensor
 
@@ -7,6 +10,7 @@ from posterity.errors import BadData
 from posterity.model.data import Batch, TensorData, as_data
 from posterity.model.problem import Problem, labels_of
 from posterity.posteriors.posterior import Posterior
+from posterity.processes import active
 
 ROWS = 1024  # rows predicted at a time, which bounds the memory
 NO_TARGET = "validation: no row has a weight and a target. Give at least one row both."
@@ -17,7 +21,7 @@ class Validator:
 
     Takes the problem and (inputs, targets[, weights]) or whatever else `as_data` takes; with weights the mean is
     weighted. Missing targets are left out, and rows without any target do not count. The rows are checked against the
-    model at once.
+    model at once. Active processes share the batches.
     """
 
     def __init__(self, joint: Problem, validation: object) -> None:
@@ -47,17 +51,25 @@ class Validator:
         return self._score(posterior)
 
     def _score(self, posterior: Posterior) -> float:
+        processes, batches = active(), len(self._feed)
+        sums = partial(self._sums, posterior)
+        (both,) = sums(0, batches) if processes is None else processes.total(sums, batches)
+        total, weight = both.tolist()
+        if not weight:
+            raise BadData(NO_TARGET)
+        return float(total / weight)
+
+    def _sums(self, posterior: Posterior, low: int, high: int) -> list[Tensor]:
+        """The sums of negative log-likelihoods and of weights over the batches low .. high - 1, (2,)."""
         total = weight = 0.0
-        for rows in self._feed.from_step(0):
+        for rows in islice(self._feed.from_step(low), high - low):
             assert isinstance(rows, Batch)
             batch = self._prepare(rows)
             log_prob = posterior.predict(batch.inputs).log_prob(batch.targets).double()
             weights = self._weights(batch)
             total -= float((log_prob * weights).sum())
             weight += float(weights.sum())
-        if not weight:
-            raise BadData(NO_TARGET)
-        return total / weight
+        return [torch.tensor([total, weight], dtype=torch.float64, device="cpu")]
 
     def _weights(self, batch: Batch) -> Tensor:
         """Weights (n,) of the rows, 0 for those without a target."""

@@ -30,12 +30,12 @@ from posterity.curvature.kronecker import SMALL
 from posterity.curvature.structure import Sums
 from posterity.curvature.survey import PLAIN, Place, survey
 from posterity.errors import check_batch_size
-from posterity.evidence import PerTensor, PredictiveFit, Tuning, residual_sums
+from posterity.evidence import PerTensor, PredictiveFit, Tuning
 from posterity.evidence.cavities import LEAVE_ONE_OUT
 from posterity.inference.memory import refuse_too_large
 from posterity.inference.method import PREDICTED_ROWS, Footprint, Info, Method, Traits, theta_bytes
 from posterity.jacobians.jacobian import chunk_size
-from posterity.methods.parts.gaussian_at_mode import Fit, gaussian_at_mode, prior_precision, side_by_side
+from posterity.methods.parts.gaussian_at_mode import Fit, gaussian_at_mode, prior_precision, side_by_side, with_rows
 from posterity.methods.parts.subset import AllWeights, KnownCurvature, LastLayer, Subset, largest
 from posterity.methods.parts.width_cost import that_predicts
 from posterity.model import Buffers, Joint, Problem
@@ -321,11 +321,14 @@ class Laplace(Method):
             for rows in members:
                 structure.check_prior(_places(rows), prior_precision(rows.joint, rows.theta))
         before: list[Sums] = state.sums or [{} for _ in members]
-        sums = [structure.add(held, rows, number) for held, rows in zip(before, members, strict=True)]
-        data, slopes = state.data, state.slopes
+        sums, data, slopes = list[Sums](), state.data, state.slopes
+        terms, added = list[Tensor](), list[Tensor]()
+        for held, rows in zip(before, members, strict=True):
+            own, further = with_rows(structure, held, rows, number, first=state.passes == 0)
+            sums.append(own)
+            terms, added = [*terms, *further[:1]], [*added, *further[1:]]
         if state.passes == 0:
-            data = data + torch.stack([_data_terms(rows) for rows in members])
-            added = [rows.slope() for rows in members]
+            data = data + torch.stack(terms)
             slopes = [old + new for old, new in zip(slopes, added, strict=True)] if slopes else added
         seen = state.rows + (1 if batch is None else batch.size)
         ended = batch is None or seen == joint.num_data
@@ -417,14 +420,6 @@ def _check_for_density(method: Laplace) -> None:
                 f"Laplace of a Density, which has no layers, takes structure Full(), Diagonal() or Hutchinson() and "
                 f"subset AllWeights(). Got {name} {getattr(method, name)}."
             )
-
-
-def _data_terms(rows: Rows) -> Tensor:
-    """Log-likelihood, squared residuals and their number, (3,)."""
-    terms = rows.log_likelihood().reshape(1)
-    if rows.batch is None:
-        return torch.cat([terms, terms.new_zeros(2)])
-    return torch.cat([terms, residual_sums(rows.likelihood, rows.outputs(), rows.batch)])
 
 
 def _places(rows: Rows) -> list[Place]:

@@ -300,7 +300,7 @@ class VariationalEM(Method):
         if run.waits(now, state.expectation):
             return state._replace(expectation=run.step_at_stop(now, state.expectation, batch, key)), {}
         posterior = self._in_pass(joint, now, state)
-        sums = expected_sums(posterior, batch, self.draws, self._key(state))._asdict()
+        sums = self._sums(now, posterior, batch, self._key(state))._asdict()
         if state.rows:
             sums = {name: state.sums[name] + value for name, value in sums.items()}
         state = state._replace(sums=sums, rows=state.rows + batch.size)
@@ -308,6 +308,16 @@ class VariationalEM(Method):
             return state, {}
         del _PASSES[joint][now]
         return self._at_stop(joint, now, posterior, state)
+
+    def _sums(self, now: Joint, posterior: Posterior, batch: Batch, key: Key) -> Expected:
+        """The expectations that these rows add, which several processes may share."""
+        if (processes := now.network.sharing) is None:
+            return expected_sums(posterior, batch, self.draws, key)
+
+        def part(low: int, high: int) -> Expected:
+            return expected_sums(posterior, batch.rows(low, high), self.draws, key)
+
+        return Expected(*processes.total(part, batch.size))
 
     def _at_stop(
         self, joint: Joint, now: Joint, posterior: Posterior, state: VariationalEMState

@@ -7,11 +7,33 @@ from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.sweeps import WORK, Components, Rows, Statistics, Sweep, taken
+from posterity.processes import active
 
 
 @torch.no_grad()
 def statistics(rows: Rows, kind: Covariance, components: Components) -> Statistics:
-    """Sum over all rows in one pass, for an M-step and a bound, under R mixtures and about their means."""
+    """Sum over all rows in one pass, for an M-step and a bound, under R mixtures and about their means.
+
+    Active processes share the rows.
+    """
+    processes = active()
+    if processes is None:
+        sums = _sums(rows, kind, components)
+    else:
+        sums = processes.total(lambda low, high: _sums(_piece(rows, low, high), kind, components), len(rows.points))
+    counts, first, scatters, log_likelihood, entropy = sums
+    shifts = first / counts[..., None].clamp_min(torch.finfo(WORK).tiny)
+    return Statistics(counts, shifts, kind.stored(scatters), log_likelihood, entropy)
+
+
+def _piece(rows: Rows, low: int, high: int) -> Rows:
+    parts = (None if part is None else part[low:high] for part in (rows.points, rows.weights, rows.labels))
+    return Rows(*parts, rows.centre)  # type: ignore[arg-type]  # points are never None
+
+
+@torch.no_grad()
+def _sums(rows: Rows, kind: Covariance, components: Components) -> tuple[Tensor, ...]:
+    """Counts, sums of x - mean and its products with itself, log-likelihood and entropy of these rows."""
     restarts, count = components.offsets.shape
     counts = torch.zeros_like(components.offsets)
     tops, logs, negentropies = counts.new_zeros(3, restarts)
@@ -40,9 +62,7 @@ def statistics(rows: Rows, kind: Covariance, components: Components) -> Statisti
         logs += total.sum(1)
         negentropies += scores.mul_(shares).sum((1, 2))
         sweep.add(shares.flatten(0, 1))
-    first, scatters = sweep.sums(counts)
-    shifts = first / counts[..., None].clamp_min(torch.finfo(WORK).tiny)
-    return Statistics(counts, shifts, kind.stored(scatters), tops + logs, logs - negentropies)
+    return counts, *sweep.sums(counts), tops + logs, logs - negentropies
 
 
 @torch.no_grad()

@@ -87,6 +87,10 @@ class Batch(NamedTuple):
         inputs, targets = map_inputs(lambda x: x[index], self.inputs), self.targets[index]
         return Batch(inputs, targets, weights, checked=self.checked, complete=self.complete)
 
+    def rows(self, low: int, high: int) -> "Batch":
+        """The rows low .. high - 1, in the same memory."""
+        return self.map(lambda tensor: tensor.narrow(self.rows_axis, low, high - low))
+
     def fingerprint(self) -> str:
         """Hash of every byte."""
         digest = hashlib.blake2b(str(self.per_member).encode(), digest_size=16)

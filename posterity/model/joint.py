@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
-from posterity.model.backward import Leaves, LeavesCache, backward, batch_log_likelihood, batch_total, side_by_side
+from posterity.model.backward import LeavesCache, batch_log_likelihood, batch_total
 from posterity.model.batch import Inputs, named_tensors
 from posterity.model.data import Batch, Data, OwnOrders, Reordered, StreamData, TensorData
+from posterity.model.data_term import add_data_grad, add_data_grad_at
 from posterity.model.network import Buffers, Network
 from posterity.model.problem import (
     check_inputs,
@@ -284,7 +285,7 @@ class Joint:
             value, grad = prior_power * value, grad.mul_(prior_power.unsqueeze(-1))
         elif prior_power != 1.0:
             value, grad = prior_power * value, grad.mul_(prior_power)
-        data_value, buffers = self._add_data_grad(theta, batch, buffers, grad, train)
+        data_value, buffers = add_data_grad(self, theta, batch, buffers, grad, train)
         return value + data_value, grad, buffers
 
     def data_value_and_grad(
@@ -292,61 +293,21 @@ class Joint:
     ) -> tuple[Tensor, Tensor, Buffers]:
         """As `value_and_grad`, for likelihood_power * log p(D | theta) alone, with the gradient in `out` if given."""
         grad = torch.zeros_like(theta, memory_format=torch.contiguous_format) if out is None else out.zero_()
-        if theta.dim() == 1 and out is not None:
-            value, buffers = self._add_data_grad_at(self._leaves.at(self.network, theta, grad), batch, buffers, True)
+        if theta.dim() == 1 and out is not None and self.network.sharing is None:
+            value, buffers = add_data_grad_at(self, self._leaves.at(self.network, theta, grad), batch, buffers, True)
         else:
-            value, buffers = self._add_data_grad(theta, batch, buffers, grad, True)
+            value, buffers = add_data_grad(self, theta, batch, buffers, grad, True)
         return value, grad, buffers
+
+    @cached_property
+    def alone(self) -> "Joint":
+        """The joint whose passes are shared with no other process."""
+        passes = dataclasses.replace(self.network.passes, processes=None)
+        return dataclasses.replace(self, network=self.network.replace(passes=passes))
 
     @cached_property
     def _leaves(self) -> LeavesCache:
         return LeavesCache()
-
-    def _add_data_grad(
-        self, theta: Tensor, batch: Batch, buffers: Buffers | None, grad: Tensor, train: bool
-    ) -> tuple[Tensor, Buffers]:
-        """Return the tempered log-likelihood and the buffers; add its gradient to `grad`."""
-        if theta.dim() == 1:
-            return self._add_data_grad_at(Leaves.at(self.network, theta, grad), batch, buffers, train)
-        network = self.network
-        if network.one_by_one:  # activations of few members at a time are in memory
-            own = network.buffers if buffers is None else buffers
-            passes = [
-                partial(self.member(i)._add_data_grad, theta[i], batch.member(i), network.buffers_of(own, i), grad[i])
-                for i in range(len(theta))
-            ]
-            each = side_by_side([partial(run, train) for run in passes], theta.device)
-            after = {name: torch.stack([member_buffers[name] for _, member_buffers in each]) for name in each[0][1]}
-            return torch.stack([value for value, _ in each]), after
-        weights, raw = self.split(theta.detach())
-        leaves = [view.requires_grad_() for view in network.views(weights)]
-        slots = [*network.views(grad[..., : self.num_weights]), grad[..., self.num_weights :]]
-        raw.requires_grad_()
-
-        def run(rows: Batch) -> tuple[Tensor, Buffers]:
-            total, after = batch_total(network, self.likelihood, leaves, raw, rows, buffers, members=True, train=train)
-            factor = torch.ones_like(total) * (self.powers[0] * (self.num_data / batch.size))
-            # The leaves are not dense, so autograd would not add to their gradients in place.
-            parts = torch.autograd.grad(total, [*leaves, raw], factor, allow_unused=True)
-            for slot, part in zip(slots, parts, strict=True):
-                if part is not None:
-                    slot.add_(part)
-            return total.detach() * factor, after
-
-        return network.passes.over(batch, run)
-
-    def _add_data_grad_at(
-        self, leaves: Leaves, batch: Batch, buffers: Buffers | None, train: bool
-    ) -> tuple[Tensor, Buffers]:
-        factor = cast(float, self.powers[0]) * (self.num_data / batch.size)
-
-        def run(rows: Batch) -> tuple[Tensor, Buffers]:
-            network, likelihood = self.network, self.likelihood
-            total, after = batch_total(network, likelihood, leaves.weights, leaves.raw, rows, buffers, train=train)
-            backward(total, factor)
-            return total.detach() * factor, after
-
-        return self.network.passes.over(batch, run)
 
     def data_value(
         self, weights: Sequence[Tensor], raw: Tensor, batch: Batch, buffers: Buffers | None, *, members: bool = False

@@ -98,7 +98,7 @@ def recurrent_rates(module: nn.Module, copy: nn.Module) -> list[tuple[nn.RNNBase
     """The recurrent layers of the private copy whose originals have dropout between layers, and their rates."""
     return [
         (own, layer.dropout)
-        for layer, own in zip(getattr(module, "_orig_mod", module).modules(), copy.modules(), strict=True)
+        for layer, own in zip(uncompiled(module).modules(), copy.modules(), strict=True)
         if isinstance(layer, nn.RNNBase) and layer.dropout > 0 and isinstance(own, nn.RNNBase)
     ]
 

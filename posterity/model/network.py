@@ -34,10 +34,12 @@ from posterity.model.side_effects import UNKNOWN, SideEffects, side_effects, wat
 from posterity.numerics.dropout import Dropping, Masks, NoMasks, scattered_weights
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
+from posterity.processes import Group
 
 logger = logging.getLogger("posterity")
 
 Weights = Sequence[Tensor]
+Function = Callable[..., Any]
 
 Buffers = dict[str, Tensor]
 """Batch-norm statistics and other buffers of a network, by name."""
@@ -152,6 +154,11 @@ class Network:
     def trains_statistics(self) -> bool:
         """Whether batch norm uses the statistics of the batch during inference of the weights."""
         return any(trains for _, trains in self._norms)
+
+    @property
+    def sharing(self) -> Group | None:
+        """The processes that share the rows of a pass; none inside `dropping`, whose masks are for all rows."""
+        return None if self._dropping else self.passes.processes
 
     @property
     def mixes_rows(self) -> bool:
@@ -391,12 +398,7 @@ class Network:
         return outputs, {name: torch.stack([after[name] for _, after in results]) for name in results[0][1]}
 
     def _call(
-        self,
-        weights: Weights,
-        inputs: Inputs,
-        buffers: Buffers,
-        train: bool,
-        function: Callable[..., Any] | None = None,
+        self, weights: Weights, inputs: Inputs, buffers: Buffers, train: bool, function: Function | None = None
     ) -> tuple[Tensor, Buffers]:
         """Call the private module, or a function of its layers, with these tensors in place of its own."""
         if function is None:
@@ -419,9 +421,7 @@ class Network:
             )
         return outputs, {name: b for name, b in buffers.items() if name in self._running}
 
-    def _called(
-        self, weights: Weights, inputs: Inputs, buffers: Buffers, train: bool, function: Callable[..., Any]
-    ) -> Tensor:
+    def _called(self, weights: Weights, inputs: Inputs, buffers: Buffers, train: bool, function: Function) -> Tensor:
         """As `_call`, on tensors that the module may write into."""
         with self._turn:
             try:

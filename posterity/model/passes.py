@@ -13,7 +13,8 @@ from torch.utils._device import DeviceContext
 
 from posterity.errors import positive_whole, shown
 from posterity.model.batch import Batch, Inputs, map_inputs
-from posterity.numerics.modules import uncompiled
+from posterity.numerics.modules import uncompiled, without_parallel
+from posterity.processes import Group
 
 if TYPE_CHECKING:
     from posterity.model.network import Network
@@ -34,6 +35,7 @@ class Passes:
     - `micro_batch`: most rows in a pass; gradients of the passes add up to that of the batch.
     - `compiled`: whether a module from torch.compile runs as compiled where a graph is kept, too: its graphs have first
       derivatives only.
+    - `processes`: those that share the rows of each pass.
 
     >>> rows = Batch(torch.zeros(5, 2), torch.zeros(5))
     >>> [piece.size for piece in Passes(micro_batch=2).pieces(rows)]
@@ -43,6 +45,7 @@ class Passes:
     precision: Precision | None = None
     micro_batch: int | None = None
     compiled: bool = False
+    processes: Group | None = None
 
     def __post_init__(self) -> None:
         if self.precision is not None and self.precision not in get_args(Precision):
@@ -61,11 +64,7 @@ class Passes:
         size = self.micro_batch
         if size is None or size >= batch.size:
             return [batch]
-        axis, lows = batch.rows_axis, range(0, batch.size, size)
-        return [
-            batch.map(lambda t, low=low: t.narrow(axis, low, min(size, t.shape[axis] - low)))  # type: ignore[misc]
-            for low in lows
-        ]
+        return [batch.rows(low, min(low + size, batch.size)) for low in range(0, batch.size, size)]
 
     def over(self, batch: Batch, run: Callable[[Batch], tuple[Tensor, T]]) -> tuple[Tensor, T]:
         """The sum of a function's values over the pieces, and what the last of them returned beside it."""
@@ -92,6 +91,7 @@ class CompiledModule:
 
     def __init__(self, given: nn.Module | None = None, private: nn.Module | None = None) -> None:
         self._call: Callable[..., Any] | None = None
+        given = None if given is None else without_parallel(given)
         wrap = getattr(given, "dynamo_ctx", None)
         if given is None or uncompiled(given) is given:
             return

@@ -6,10 +6,29 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 
+def without_parallel(module: nn.Module) -> nn.Module:
+    """Return the module that DistributedDataParallel wraps, any other module itself; raise a TypeError for FSDP's.
+
+    >>> layer = nn.Linear(1, 1)
+    >>> without_parallel(layer) is layer
+    True
+    """
+    kinds = {kind.__name__ for part in module.modules() for kind in type(part).__mro__}
+    if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+        raise TypeError(
+            "Network: the weights must be whole in each process. Got a module of FSDP, which holds a part of them in "
+            "each. Pass the module as it was before FSDP wrapped it: scale.processes() shares the rows of its batches."
+        )
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        inner: nn.Module = module.module
+        return inner
+    return module
+
+
 def uncompiled(module: nn.Module) -> nn.Module:
-    """Return the module that torch.compile wrapped; any other module itself."""
+    """Return the module that torch.compile or DistributedDataParallel wrapped; any other module itself."""
     inner = getattr(module, "_orig_mod", None)
-    return inner if isinstance(inner, nn.Module) else module
+    return uncompiled(inner) if isinstance(inner, nn.Module) else without_parallel(module)
 
 
 def check_shapes(owner: str, module: nn.Module) -> None:

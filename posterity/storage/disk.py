@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from posterity.errors import BadFolder, PosterityError
+from posterity.processes import writes
 
 fcntl: ModuleType | None
 try:
@@ -76,7 +77,12 @@ def remove(path: Path) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically: a reader sees the old file or the new one. Makes the folder where needed."""
+    """Write `data` to `path` atomically: a reader sees the old file or the new one. Makes the folder where needed.
+
+    Of several processes that share a run the first writes.
+    """
+    if not writes():
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = temporary(path.parent)

@@ -4,17 +4,22 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TypeVar
 
 from posterity.errors import BadFolder
+from posterity.processes import Group, writes
+from posterity.processes import active as processes_of_this
 from posterity.storage import disk
-from posterity.storage.part import CONFIG, FILES, JSON, TENSORS, Part, json_bytes, pack, unpack
+from posterity.storage.part import CONFIG, FILES, JSON, TENSORS, Part, json_bytes, pack, received, sent, unpack
 from posterity.storage.schema import AGAIN, reading
 from posterity.storage.values import check_complete
+
+T = TypeVar("T")
 
 FORMAT = 2  # since 0.2.0, which names types by their present folders; format 1 (0.1.0) is read too
 LIBRARY = "posterity"
@@ -122,6 +127,8 @@ class RunFolder:
     subfolders beside the old ones and then replaces the manifest atomically, so a process killed at any
     instant leaves the old content or the new. Equal content gives equal bytes: no times, no host names.
 
+    Of several `processes` (None: those that read together, if any) the first writes, and reads for all of them.
+
     >>> import tempfile, torch
     >>> folder = RunFolder(tempfile.mkdtemp() + "/run")
     >>> folder.commit({"posterior": Part({"kind": "point"}, {"theta": torch.arange(3.0)})})
@@ -133,22 +140,36 @@ class RunFolder:
     tensor([0., 1., 2.])
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], processes: Group | None = None) -> None:
+        self.path, self._given = Path(path), processes
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
 
     def exists(self) -> bool:
         """Return whether the folder has a manifest."""
-        return os.path.isfile(self._manifest)
+        return self._by_first(lambda: os.path.isfile(self._manifest), json_bytes, json.loads)
 
     def parts(self) -> tuple[str, ...]:
         """Return the sorted names of the parts."""
-        return tuple(sorted(self._entries()))
+        return self._by_first(
+            lambda: tuple(sorted(self._entries())),
+            lambda names: json_bytes(list(names)),
+            lambda data: tuple(json.loads(data)),
+        )
 
     def read(self, part: str) -> Part:
         """Check the sha256 of each file and return the part of this name, with tensors on the CPU."""
+        return self._by_first(lambda: self._read(part), sent, received)
+
+    def _by_first(self, work: Callable[[], T], encode: Callable[[T], bytes], decode: Callable[[bytes], T]) -> T:
+        """Return the result of `work`, which the first of several processes does for all."""
+        processes, active = self._given, processes_of_this()
+        if processes is None and active is not None and active.reads_together:
+            processes = active
+        return work() if processes is None else processes.by_first(work, encode, decode)
+
+    def _read(self, part: str) -> Part:
         failure: BadFolder | None = None
         for _ in range(_READS):
             stamp = self._stamp()
@@ -168,8 +189,10 @@ class RunFolder:
         """Drop the parts that match a name or shell pattern in `drop`, then add or replace `parts`; keep the rest.
 
         All of it happens at once or not at all: when it fails (no space, no permission: BadFolder), the old
-        content is intact. A second writer waits until the first has finished.
+        content is intact. A second writer waits until the first has finished. Of several processes the first writes.
         """
+        if not writes():
+            return
         packed = {name: pack(name, part) for name, part in parts.items()}
         added = {name: Entry.of(name, files) for name, files in packed.items()}
         patterns = (drop,) if isinstance(drop, str) else tuple(drop)

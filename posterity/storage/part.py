@@ -4,7 +4,7 @@ import json
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -122,6 +122,24 @@ def unpack(where: str, config_file: bytes, tensor_file: bytes | Path) -> Part:
     if not isinstance(config, dict):
         raise BadFolder(f"{where}: {CONFIG} must hold a JSON object. Got {type(config).__name__}. Save the run again.")
     return Part(config, tensors)
+
+
+def sent(part: Part) -> bytes:
+    """Return a part as bytes, for another process."""
+    config, tensors = (b"".join(pieces) for pieces in pack("sent", part).values())
+    return struct.pack("<?Q", part.older, len(config)) + config + tensors
+
+
+def received(data: bytes) -> Part:
+    """Return the part of which `sent` made these bytes.
+
+    >>> received(sent(Part({"step": 3}, {"x": torch.ones(2)}))).tensors["x"]
+    tensor([1., 1.])
+    """
+    older, length = struct.unpack_from("<?Q", data)
+    begin = struct.calcsize("<?Q")
+    part = unpack("A part from another process", data[begin : begin + length], data[begin + length :])
+    return replace(part, older=older)
 
 
 def _finite(text: str) -> float:

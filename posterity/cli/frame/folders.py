@@ -3,7 +3,7 @@
 import codecs
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from posterity.datasets import TOYS, Preprocessing
 from posterity.datasets.splitting import SEPARATORS
 from posterity.errors import BadData, BadFolder, shown, unknown
 from posterity.options import as_json, describe, from_mapping, types, words
+from posterity.processes import active, done_by_first, writes
 from posterity.recipes.settings import Settings
 from posterity.storage import Part, RunFolder, disk
 from posterity.storage.part import JSON
@@ -61,6 +62,12 @@ class Slot:
 
     def finished(self, *, force: bool) -> bool:
         """Whether the folder holds this run, complete and unaltered. BadFolder where it holds something else."""
+        processes = active()
+        if processes is None:
+            return self._finished(force)
+        return bool(processes.from_first(lambda: b"finished" if self._finished(force) else b""))
+
+    def _finished(self, force: bool) -> bool:
         if not self._folder.exists():
             self._refuse_foreign()
             return False
@@ -76,6 +83,12 @@ class Slot:
     @contextmanager
     def running(self, *, force: bool) -> Iterator[None]:
         """Hold the place while the run goes on; BadFolder where another run is under way there."""
+        with ExitStack() as held:
+            done_by_first(lambda: held.enter_context(self._held(force)))
+            yield
+
+    @contextmanager
+    def _held(self, force: bool) -> Iterator[None]:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -113,7 +126,8 @@ class Slot:
 
     def discard(self) -> None:
         """Remove the stages."""
-        disk.remove(self._stages.path)
+        if writes():
+            disk.remove(self._stages.path)
 
     def scores(self, keys: Iterable[str]) -> dict[str, Any]:
         """The scores of the finished run; BadFolder unless these are among them."""

@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.curvature.structure import Structure, Sums
+from posterity.curvature.curvature import Rows
+from posterity.curvature.structure import Structure, Sums, add_shared
 from posterity.curvature.survey import Place
-from posterity.evidence import Marginal, Tuning, laplace_evidence
+from posterity.evidence import Marginal, Tuning, laplace_evidence, residual_sums
 from posterity.evidence.tuning import with_tuned
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.methods.parts.mode_distance import FAR, root_mean_square
@@ -117,3 +118,23 @@ def side_by_side(joint: Problem, each: Sequence[Gaussian], buffers: Buffers) -> 
     evidence = torch.stack([g.log_evidence for g in each if g.log_evidence is not None])
     terms = [g.data_terms for g in each if g.data_terms is not None]
     return Gaussian(joint, theta, precision, buffers, evidence, torch.stack(terms) if terms else None)
+
+
+def with_rows(structure: Structure, sums: Sums, rows: Rows, number: int, *, first: bool) -> tuple[Sums, list[Tensor]]:
+    """The sums with the rows added, in the `first` pass also data terms and slope of the rows."""
+
+    def further(rows: Rows) -> list[Tensor]:
+        return [_data_terms(rows), rows.slope()] if first else []
+
+    processes = None if rows.joint.network is None else rows.joint.network.sharing
+    if processes is not None:
+        return add_shared(structure, sums, rows, number, processes, further)
+    return structure.add(sums, rows, number), further(rows)
+
+
+def _data_terms(rows: Rows) -> Tensor:
+    """Log-likelihood, squared residuals and their number, (3,)."""
+    terms = rows.log_likelihood().reshape(1)
+    if rows.batch is None:
+        return torch.cat([terms, terms.new_zeros(2)])
+    return torch.cat([terms, residual_sums(rows.likelihood, rows.outputs(), rows.batch)])

@@ -1,0 +1,259 @@
+"""The processes of torch.distributed as the processes of a run."""
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from posterity import errors
+from posterity.errors import PosterityError, positive, positive_whole
+from posterity.processes import Group, LostProcess, using
+from posterity.scale.sums import Node, bounds, branch_sum, branches
+
+logger = logging.getLogger("posterity")
+
+BLOCKS = 8  # of the rows of a batch: one for each of up to eight processes
+SLICED = 1 << 16  # bytes from which each process adds up a slice of a sum, and all exchange the slices
+AGREE = 2.0  # seconds in which processes that have the same error learn of each other
+_LOST = (
+    "Another process of this run has ended or does not answer ({reason}), so this one, {rank} of {size}, ends as well. "
+    "Start all of them again: a run with a checkpoint resumes from its last stored step, with any number of processes."
+)
+_ERRORS = {"ok": None, **{kind.__name__: kind for kind in (PosterityError, errors.BadData, errors.BadFolder)}}
+
+
+class TorchGroup(Group):
+    """The processes of a group of torch.distributed (None: the default one)."""
+
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, blocks: int = BLOCKS, *, reads_together: bool = False
+    ) -> None:
+        positive_whole("scale.processes: blocks", blocks)
+        if not dist.is_available() or not dist.is_initialized():
+            raise RuntimeError(
+                "scale.processes needs a process group. Call torch.distributed.init_process_group() first, or use "
+                "scale.join() under torchrun."
+            )
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise ValueError("scale.processes: this process is not in the group. Call infer in its processes only.")
+        self.blocks = 1 << (max(blocks, self.size) - 1).bit_length()
+        self._group, self.reads_together = group, reads_together
+        on_cuda = dist.get_backend(group) == "nccl"
+        self._device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+        self._branches = [branches(rank, self.size, self.blocks) for rank in range(self.size)]
+        self._most = max(map(len, self._branches))
+        self.refuse_differing("the number of blocks", str(self.blocks))
+
+    @contextmanager
+    def _talking(self) -> Iterator[None]:
+        """Turn the error of a call to another process into one that says what to do."""
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            first = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).splitlines()  # without the line of gloo's source
+            reason = first[0].partition(". ")[0][:120] if first else type(error).__name__
+            raise LostProcess(_LOST.format(reason=reason, rank=self.rank, size=self.size)) from error
+
+    def total(self, part: Callable[[int, int], Sequence[Tensor]], rows: int) -> list[Tensor]:
+        first: list[Tensor] = []  # the tensors of some block, for their shapes
+
+        def computed(low: int, high: int) -> list[Tensor]:
+            tensors = [tensor.detach() for tensor in part(low, high)]
+            first[:] = first or tensors
+            return tensors
+
+        def leaf(node: Node) -> list[Tensor] | None:
+            if node[1] - node[0] > 1:
+                return None
+            low, high = bounds(rows, self.blocks, node[0])
+            if low < high:
+                return computed(low, high)
+            return [torch.zeros_like(tensor) for tensor in first or computed(0, 1)]
+
+        return self._exchanged([branch_sum(node, leaf) for node in self._branches[self.rank]])
+
+    def _exchanged(self, own: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Return the sums over all branches, from the tensors of each branch of this process."""
+        totals: dict[int, Tensor] = {}
+        shapes = own[0]
+        for dtype in dict.fromkeys(tensor.dtype for tensor in shapes):
+            places = [index for index, tensor in enumerate(shapes) if tensor.dtype == dtype]
+            flat = [torch.cat([branch[index].reshape(-1) for index in places]) for branch in own]
+            summed = flat[0] if self.size == 1 else self._summed(flat)
+            sizes = [shapes[index].numel() for index in places]
+            for index, piece in zip(places, torch.split(summed, sizes), strict=True):
+                totals[index] = piece.view(shapes[index].shape)
+        return [totals[index] for index in range(len(shapes))]
+
+    def _summed(self, own: list[Tensor]) -> Tensor:
+        """Return the sum of the flat branches (L,) of all processes, with the same bits in each."""
+        length, device = own[0].numel(), own[0].device
+        sliced = length * own[0].itemsize >= SLICED
+        width = -(-length // self.size) if sliced else length
+        sent = own[0].new_zeros(self._most, self.size * width if sliced else length, device=self._device)
+        for row, branch in zip(sent, own, strict=False):
+            row[:length] = branch
+        if not sliced:
+            return self._added(self.gathered(sent)).to(device)
+        # Slices: (branches, processes, width) -> a slice of each branch for each process.
+        sent = sent.view(self._most, self.size, width).transpose(0, 1).contiguous()
+        received = torch.empty_like(sent)  # (processes, branches, width)
+        with self._talking():
+            dist.all_to_all_single(received, sent, group=self._group)
+        mine = self._added(list(received))
+        return torch.cat(self.gathered(mine))[:length].to(device)
+
+    def _added(self, sent: list[Tensor]) -> Tensor:
+        """Return the sum of the branches of all processes: `sent[r]` (branches, L) has those of process r first."""
+        known: dict[Node, list[Tensor]] = {}
+        for nodes, rows in zip(self._branches, sent, strict=True):
+            known.update((node, [row]) for node, row in zip(nodes, rows, strict=False))
+        return branch_sum((0, self.blocks), known.get)[0]
+
+    def gathered(self, own: Tensor) -> list[Tensor]:
+        """Return the tensors of all processes, of one shape, in their order, on the device of the group."""
+        own = own.to(self._device)
+        received = [torch.empty_like(own) for _ in range(self.size)]
+        with self._talking():
+            dist.all_gather(received, own, group=self._group)
+        return received
+
+    def from_first(self, work: Callable[[], bytes]) -> bytes:
+        outcome, data, failure = "ok", b"", None
+        if self.rank == 0:
+            try:
+                with using(None):
+                    data = work()
+            except Exception as error:
+                kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS]
+                failure, outcome, data = error, kinds[0] if kinds else "PosterityError", str(error).encode()
+        names = list(_ERRORS)
+        with self._talking():
+            header = torch.tensor([len(data), names.index(outcome)], device=self._device)
+            self._broadcast(header)
+            content = (
+                torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+            )
+            content = (
+                content.to(self._device) if self.rank == 0 else header.new_empty(int(header[0]), dtype=torch.uint8)
+            )
+            if content.numel():
+                self._broadcast(content)
+        if failure is not None:
+            raise failure
+        received = content.cpu().numpy().tobytes()
+        if (kind := _ERRORS[names[int(header[1])]]) is not None:
+            raise kind(received.decode())
+        return received
+
+    def _broadcast(self, tensor: Tensor) -> None:
+        source = 0 if self._group is None else dist.get_global_rank(self._group, 0)
+        dist.broadcast(tensor, source, group=self._group)
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        if self.size == 1:
+            return flags
+        each = torch.stack(self.gathered(torch.tensor(flags, dtype=torch.uint8, device=self._device)))
+        return tuple(each.any(0).tolist())
+
+    def refuse_differing(self, what: str, value: str, remedy: str = "") -> None:
+        digest = hashlib.blake2b(value.encode(), digest_size=16).digest()
+        own = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(self._device)
+        each = self.gathered(own)
+        others = [rank for rank, other in enumerate(each) if not torch.equal(other, each[0])]
+        if others:
+            remedy = remedy or "start all of them with the same arguments, seed and versions, on machines of one kind"
+            raise PosterityError(
+                f"The processes that share a run must agree. Got another {what} in process {others[0]} than in process "
+                f"0: {remedy}."
+            )
+
+
+@contextmanager
+def processes(
+    group: dist.ProcessGroup | None = None, *, blocks: int = BLOCKS, reads_together: bool = False
+) -> Iterator[Group]:
+    """Share the runs inside the context among the processes of a group of torch.distributed (None: the default one).
+
+    Each process makes the same calls with the same arguments, and gets the same results. Process 0 alone logs, shows
+    progress and writes folders. `blocks` is a power of two, raised to the number of processes where that is larger:
+    the parts in which the rows of a batch are added up. Results have the same bits for any number of processes up to
+    it; fewer blocks are larger, and faster. With `reads_together` all processes also make every call that reads a run
+    folder, which process 0 reads for all; without, this holds for checkpoints alone, and `load` reads in each process.
+
+    >>> import os, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> with processes() as own:
+    ...     own.rank, own.size, own.blocks
+    (0, 1, 8)
+    >>> dist.destroy_process_group()
+    """
+    own = TorchGroup(group, blocks, reads_together=reads_together)
+    level = logger.level
+    if own.rank:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with using(own):
+            yield own
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def join(
+    *, backend: str | None = None, blocks: int = BLOCKS, timeout: float = 600.0, reads_together: bool = False
+) -> Iterator[Group]:
+    """Join the processes that torchrun has started, share the runs inside the context with them, and leave.
+
+    `backend` None is nccl where each process of a machine has a GPU of its own, which becomes the current one, else
+    gloo. After `timeout` seconds in which another process does not answer, a run ends. See `processes`.
+    """
+    positive("scale.join: timeout", timeout)
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise RuntimeError(
+            f"scale.join needs the variables that torchrun sets. {missing[0]} is not set. Start the program by "
+            "torchrun --nproc-per-node 2 program.py."
+        )
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if backend is None:
+        fits = torch.cuda.is_available() and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
+        backend = "nccl" if fits and dist.is_nccl_available() else "gloo"
+    if backend == "nccl":
+        torch.cuda.set_device(local)
+    store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    store = PrefixStore("posterity", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+    try:
+        with processes(blocks=blocks, reads_together=reads_together) as own:
+            yield own
+            with suppress(RuntimeError):  # the work is done, whoever else has ended
+                dist.barrier()  # nobody leaves while another still sends
+    except Exception as error:
+        error.said_by_first = _said_by_first(store, rank, error)  # type: ignore[attr-defined]
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def _said_by_first(store: Store, rank: int, error: Exception) -> bool:
+    """Tell the other processes of an error; returns whether this is another one than the first, which has it too."""
+    name, text = "error of process 0", f"{type(error).__name__} {error}"
+    try:
+        if rank == 0:
+            store.set(name, text)
+            return False
+        store.wait([name], timedelta(seconds=AGREE))
+        return bool(store.get(name).decode() == text)
+    except (RuntimeError, ValueError):  # there is none, or the store is gone
+        return False

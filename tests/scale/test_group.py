@@ -1,0 +1,152 @@
+"""Sums in a fixed order, groups of one process, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import posterity as po
+from posterity import scale
+from posterity.model.passes import Passes
+from posterity.processes import active, done_by_first, using, writes
+from posterity.scale.sums import bounds, branch_sum, branches
+
+
+@pytest.fixture
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with scale.processes() as own:
+            yield own
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 8, 64])
+@pytest.mark.parametrize("rows", [0, 1, 5, 64, 1003])
+def test_blocks_hold_each_row_once(blocks, rows):
+    each = [bounds(rows, blocks, block) for block in range(blocks)]
+    assert [row for low, high in each for row in range(low, high)] == list(range(rows))
+    assert max(high - low for low, high in each) - min(high - low for low, high in each) <= 1
+
+
+@pytest.mark.parametrize("blocks", [8, 64])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 8])
+def test_sums_of_branches_have_the_bits_of_the_whole_tree(blocks, size):
+    numbers = torch.randn(blocks, 3, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
+
+    def leaf(node):
+        return [numbers[node[0]].clone()] if node[1] - node[0] == 1 else None
+
+    known = {}
+    for rank in range(size):
+        known.update((node, list(branch_sum(node, leaf))) for node in branches(rank, size, blocks))
+    covered = sorted(block for low, high in known for block in range(low, high))
+    assert covered == list(range(blocks))
+    assert torch.equal(branch_sum((0, blocks), known.get)[0], branch_sum((0, blocks), leaf)[0])
+
+
+def test_total_sums_tensors_of_different_dtypes(group):
+    numbers = torch.arange(13.0, device="cpu")
+    sums = group.total(lambda low, high: [numbers[low:high].sum(), torch.tensor([high - low])], 13)
+    assert float(sums[0]) == 78.0
+    assert sums[1].tolist() == [13]
+
+
+def test_fewer_rows_than_blocks(group):
+    assert group.total(lambda low, high: [torch.ones(high - low).sum()], 3)[0].item() == 3.0
+
+
+def test_a_group_is_active_inside_the_context_only(group):
+    assert active() is group
+    assert writes()
+    with using(None):
+        assert active() is None
+    done = []
+    done_by_first(lambda: done.append(active()))  # what one process does alone asks the others for nothing
+    assert done == [None]
+
+
+def test_infer_shares_its_steps_and_the_posterior_does_not(group):
+    x = torch.linspace(-1, 1, 20).unsqueeze(1)
+    joint = po.Joint(nn.Linear(1, 1), po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(scale=1.0), num_data=20)
+    seen = []
+
+    class Spy(po.inference.Callback):
+        def after_step(self, run):
+            seen.append(run.joint.network.passes.processes)
+
+    q, _ = po.infer(po.methods.MAP(steps=5), joint, (x, 2 * x), callbacks=[Spy()], progress=False)
+    assert seen == [None] * 5
+    assert q.joint.network.passes.processes is None
+
+
+def test_modules_of_data_parallel_are_unwrapped(group):
+    module = nn.Linear(2, 1)
+    wrapped = nn.parallel.DistributedDataParallel(module)
+    assert po.Network(wrapped).layout.names == ("weight", "bias")
+    assert torch.equal(po.Network(wrapped).initial, po.Network(module).initial)
+
+
+def test_modules_of_fsdp_are_refused():
+    class FSDPModule:
+        pass
+
+    class Sharded(FSDPModule, nn.Linear):
+        pass
+
+    with pytest.raises(TypeError, match=r"Got a module of FSDP.*Pass the module as it was before"):
+        po.Network(nn.Sequential(Sharded(1, 1)))
+
+
+def test_batch_norm_is_refused(group):
+    net = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+    joint = po.Joint(net, po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(scale=1.0), num_data=4)
+    with pytest.raises(ValueError, match="Use group or layer norm, run one process, or freeze batch norm"):
+        po.infer(po.methods.MAP(steps=2, batch_size=2), joint, (torch.ones(4, 1), torch.ones(4, 1)))
+
+
+def test_dropout_keeps_its_masks_for_all_rows(group):
+    net = nn.Sequential(nn.Linear(1, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+    x = torch.linspace(-1, 1, 20).unsqueeze(1)
+    joint = po.Joint(net, po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(scale=1.0), num_data=20)
+    method = po.methods.MCDropout(steps=10, batch_size=10)
+    shared = po.infer(method, joint, (x, x), progress=False)[1]["loss"]
+    with using(None):
+        alone = po.infer(method, joint, (x, x), progress=False)[1]["loss"]
+    assert torch.equal(shared, alone)
+
+
+def test_join_outside_of_torchrun_says_what_to_do(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(RuntimeError, match=r"RANK is not set\. Start the program by torchrun"), scale.join():
+        pass
+
+
+def test_processes_without_a_group_say_what_to_do():
+    with pytest.raises(RuntimeError, match="init_process_group"), scale.processes():
+        pass
+
+
+def test_gathered_outside_of_a_group_says_what_to_do():
+    with pytest.raises(RuntimeError, match="Call it inside"):
+        scale.gathered((torch.ones(2, 1), torch.ones(2)))
+
+
+def test_a_lost_process_is_no_error_that_others_swallow():
+    assert not issubclass(scale.LostProcess, po.errors.PosterityError)
+    assert scale.LostProcess.exit_code == 1
+
+
+def test_members_of_a_convolutional_network_have_the_gradients_of_all_rows(group):
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).double()
+    joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(scale=1.0), num_data=60)
+    network = joint.network.replace(passes=Passes(processes=group))
+    assert network.one_by_one
+    x = torch.randn(21, 1, 4, 4, dtype=torch.float64)
+    batch = po.model.Batch(x, (x[:, 0, 0, 0] > 0).long())
+    theta = joint.initial() * torch.linspace(0.5, 1.5, 3, dtype=torch.float64)[:, None]
+    alone, shared = (own.value_and_grad(theta, batch) for own in (joint, replace(joint, network=network)))
+    torch.testing.assert_close(shared[:2], alone[:2], rtol=1e-12, atol=1e-12)

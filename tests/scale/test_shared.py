@@ -1,0 +1,108 @@
+"""Fits that several processes share have the numbers of one process."""
+
+import os
+import signal
+import time
+
+import pytest
+import sharedruns
+import torch
+import torch.distributed as dist
+
+from benchmarks.distributed import difference
+from benchmarks.distributed_cases import CASES, digest, long_run, tolerance
+from posterity import scale
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture(scope="module")
+def of_three(tmp_path_factory):
+    """What each of three processes got."""
+    return sharedruns.finished(tmp_path_factory.mktemp("three"), 3, "quick", "questions")
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    """What each of two processes got."""
+    return sharedruns.finished(tmp_path_factory.mktemp("two"), 2, "small")
+
+
+@pytest.fixture
+def by_itself(monkeypatch):
+    """This process as the only one of a group, as torchrun would start it."""
+    monkeypatch.setenv("RANK", "0")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with scale.processes() as group:
+            yield group
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", sharedruns.QUICK)
+def test_three_processes_have_the_numbers_of_one(of_three, name):
+    alone, shared = CASES[name](), of_three[0][name]
+    assert alone.keys() == shared.keys()
+    assert difference(alone, shared) <= tolerance(name)
+
+
+@pytest.mark.parametrize("name", sharedruns.SMALL)
+def test_two_processes_have_the_numbers_of_one(of_two, name):
+    assert difference(CASES[name](), of_two[0][name]) <= tolerance(name)
+
+
+@pytest.mark.parametrize("name", ["map adam", "laplace kronecker"])
+def test_any_number_of_processes_gives_the_same_bits(of_two, of_three, by_itself, name):
+    assert digest(CASES[name]()) == digest(of_two[0][name]) == digest(of_three[0][name])
+
+
+def test_all_processes_have_the_same_bits(of_two, of_three):
+    for results in (of_two, of_three):
+        for name in results[0].keys() - {"questions"}:
+            assert len({digest(own[name]) for own in results}) == 1, name
+
+
+def test_rows_that_are_spread_over_processes_are_the_whole_rows(of_three):
+    for own in of_three:
+        assert digest(own["questions"]["gathered"]) == digest(own["questions"]["whole"])
+
+
+def test_errors_come_in_every_process(of_three):
+    for own in of_three:
+        answers = own["questions"]
+        assert answers["first"] == "BadFolder: nothing there"
+        assert "a batch that several processes share needs outputs of rows that do not depend" in answers["norm"]
+        assert "Got another data in process 1 than in process 0: give each of them all rows" in answers["other rows"]
+        assert "Got another start in process 1 than in process 0: call torch.manual_seed" in answers["other weights"]
+
+
+def test_a_callback_in_one_process_stops_all(of_three):
+    assert [own["questions"]["stopped after"] for own in of_three] == [7, 7, 7]
+
+
+def test_a_checkpoint_of_several_processes_is_continued(of_three):
+    for own in of_three:
+        assert torch.equal(own["questions"]["continued"], own["questions"]["uninterrupted"])
+
+
+def test_scales_that_are_left_out_are_the_same_in_all(of_three):
+    assert all(torch.equal(own["questions"]["scales"], of_three[0]["questions"]["scales"]) for own in of_three)
+
+
+def test_a_killed_process_ends_the_other_and_one_process_finishes_the_run(tmp_path, by_itself):
+    reference, folder = tmp_path / "reference", tmp_path / "killed"
+    reference.mkdir()
+    folder.mkdir()
+    long_run(reference)
+    processes = sharedruns.start(folder, 2, "run")
+    step = folder / "step"
+    while not (step.exists() and int(step.read_text() or 0) >= 100):
+        assert all(process.poll() is None for process in processes), (folder / "0.log").read_text()
+        time.sleep(0.01)
+    os.kill(processes[1].pid, signal.SIGKILL)
+    assert sharedruns.ended(processes, 10.0)
+    assert "Start all of them again" in (folder / "0.log").read_text()
+    long_run(folder)
+    assert int((folder / "resumed").read_text()) >= 80
+    assert digest(torch.load(folder / "result")) == digest(torch.load(reference / "result"))
