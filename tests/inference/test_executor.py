@@ -15,12 +15,13 @@ import posterity as po
 from posterity.datasets import LabelledData
 from posterity.errors import BadFolder, Diverged, PosterityError
 from posterity.inference import Batched, Executor, Outcome, Processes, Sequential, Task
-from posterity.inference.executor import Lost, in_halves, in_processes, largest_group
+from posterity.inference.executor import in_halves, largest_group
 from posterity.likelihoods import Gaussian
 from posterity.methods import MAP, Conjugate, Laplace, MeanField
 from posterity.numerics import Key
 from posterity.optim import SGD
 from posterity.priors import Normal
+from posterity.scale.parcels import Lost
 
 pytestmark = pytest.mark.cpu
 FLOAT64 = torch.float64
@@ -181,20 +182,18 @@ def test_a_task_that_always_kills_is_named_and_the_others_kept(tmp_path):
 
 def test_named_work_runs_in_processes_of_one_thread_and_is_begun_again(tmp_path):
     work = {str(index): partial(die, tmp_path, 1) for index in range(3)}
-    assert list(in_processes(work, 2)) == [1, 1, 1]
+    assert list(Processes(2, threads=1).results(work)) == [1, 1, 1]
     assert len(list(tmp_path.iterdir())) == 1  # one was killed
-    here = torch.get_num_threads()
-    assert list(in_processes(work, 1)) == [here] * 3
-    assert list(in_processes({"0": work["0"]}, 2)) == [here]
+    assert list(Sequential().results(work)) == [torch.get_num_threads()] * 3
 
 
 def test_work_that_fails_or_is_lost_ends_all_of_it(monkeypatch):
     with pytest.raises(PosterityError, match="seed 3: The loss is NaN") as caught:
-        list(in_processes({"one": diverge, "two": diverge}, 2))
+        list(Processes(2).results({"one": diverge, "two": diverge}))
     assert caught.value.exit_code == Diverged.exit_code
     monkeypatch.setattr(Processes, "each", lambda self, work: iter([("two", Lost("its process was killed"))]))
     with pytest.raises(PosterityError, match="two: its process was killed"):
-        list(in_processes({"one": diverge, "two": diverge}, 2))
+        list(Processes(2).results({"one": diverge, "two": diverge}))
 
 
 def test_a_group_that_fails_goes_in_halves_until_one_is_alone():
