@@ -132,8 +132,8 @@ def _result(ref: Any, demand: Demand) -> Any:
         answer = ray.get(ref)
     except ray.exceptions.RayTaskError as error:  # of the frame around the work: the work's own errors come as answers
         raise PosterityError(
-            f"Ray: a node cannot begin the work ({error_line(error.cause)}). Each needs Python {platform.python_version()}, "
-            f"posterity {__version__} and torch {torch.__version__}, as here."
+            f"Ray: a node cannot begin the work ({error_line(error.cause)}). Each needs Python "
+            f"{platform.python_version()}, posterity {__version__} and torch {torch.__version__}, as here."
         ) from error
     except ray.exceptions.RayError as error:
         reason = " ".join(str(error).split()).partition(". ")[0]
@@ -183,14 +183,17 @@ class _Store:
 
         found: dict[_Key, int] = {}
 
+        def number(value: Any) -> int | None:
+            key = _key(value)
+            if key is None:
+                return None
+            if key not in self.kept:
+                self.kept[key] = value, _ray().put(pickle.dumps(value))
+            return found.setdefault(key, len(found))
+
         class Pickler(CloudPickler):  # type: ignore[misc]
-            def persistent_id(this, value: Any) -> int | None:
-                key = self._key(value)
-                if key is None:
-                    return None
-                if key not in self.kept:
-                    self.kept[key] = value, _ray().put(pickle.dumps(value))
-                return found.setdefault(key, len(found))
+            def persistent_id(self, value: Any) -> int | None:
+                return number(value)
 
         file = io.BytesIO()
         try:
@@ -211,12 +214,13 @@ class _Store:
             if not self.users[key]:
                 del self.users[key], self.kept[key]
 
-    def _key(self, value: Any) -> _Key | None:
-        """Return what identifies the numbers of a large plain tensor; None for anything else."""
-        if type(value) is not Tensor or value.requires_grad or value.layout is not torch.strided:
-            return None
-        if value.is_inference() or not value.is_contiguous() or value.nbytes < SHARED:
-            return None
-        if value.untyped_storage().nbytes() != value.nbytes:  # a view would take its whole storage along
-            return None
-        return value.data_ptr(), value._version, value.shape, value.dtype, value.device
+
+def _key(value: Any) -> _Key | None:
+    """Return what identifies the numbers of a large plain tensor; None for anything else."""
+    if type(value) is not Tensor or value.requires_grad or value.layout is not torch.strided:
+        return None
+    if value.is_inference() or not value.is_contiguous() or value.nbytes < SHARED:
+        return None
+    if value.untyped_storage().nbytes() != value.nbytes:  # a view would take its whole storage along
+        return None
+    return value.data_ptr(), value._version, value.shape, value.dtype, value.device

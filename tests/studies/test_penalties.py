@@ -15,7 +15,7 @@ from posterity.inference import Callback, Processes, task
 from posterity.inference.sweep import Result
 from posterity.numerics.random import Key
 from posterity.penalties import layer_factors, penalty_term, usual_factors
-from posterity_studies.penalties import figures, runs, study
+from posterity_studies.penalties import figures, runs
 from posterity_studies.penalties import problem as module
 from posterity_studies.penalties.figures import draw
 from posterity_studies.penalties.problem import PENALTIES, Cell, problem, read

@@ -1,9 +1,10 @@
 """The option --executor: where the many fits of a command run."""
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from posterity.options import option, refused
+from posterity.options import check, option, refused
 
 if TYPE_CHECKING:
     from posterity.inference import Executor
@@ -30,6 +31,16 @@ def _check(name: str, word: str) -> None:
             f"{name} must be {', '.join(WORDS)}, or an address as ray://HOST:PORT. Got '{word}'.",
             "ray starts a cluster on this machine, or joins the one that RAY_ADDRESS names.",
         )
+
+
+@dataclass(frozen=True)
+class ExecutorOption:
+    """Where the fits of a verb run that fits many."""
+
+    executor: str | None = executor_option(IN_TURN, "Method")
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def executor_named(
