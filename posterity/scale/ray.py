@@ -6,7 +6,9 @@ import os
 import pickle
 import platform
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -27,7 +29,7 @@ SHARED = 1 << 16  # bytes from which a tensor goes to the object store, once for
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is told to anybody
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # silences a FutureWarning: work without a GPU still sees those there
-    "RAY_DEDUP_LOGS": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # its reports of dead workers, which go to standard output
 }
 
 
@@ -85,7 +87,18 @@ def each(work: Mapping[str, Callable[[], Any]], demand: Demand) -> Iterator[tupl
     Work whose worker or node dies is begun again. What is on its way when this ends early is cancelled.
     """
     ray = _ray()
-    remote = ray.remote(_do).options(
+    about = pickle.dumps((demand.setting, _versions()))
+
+    def begin(paths: list[str], about: bytes, parcel: bytes, refs: list[Any]) -> bytes:
+        """Find files where the sender finds them, as spawned processes do; shipped by value, as it runs before that."""
+        import sys
+
+        sys.path += [path for path in paths if path not in sys.path]
+        from posterity.scale.ray import work_on
+
+        return work_on(about, parcel, refs)
+
+    remote = ray.remote(begin).options(
         num_cpus=demand.cpus, num_gpus=demand.gpus, max_retries=demand.retries, retry_exceptions=False
     )
     store, left, most = _Store(), iter(work.items()), min(demand.workers or MOST, MOST)
@@ -99,7 +112,7 @@ def each(work: Mapping[str, Callable[[], Any]], demand: Demand) -> Iterator[tupl
                 except Exception as error:
                     yield name, unsent(error)
                 else:
-                    pending[remote.remote(parcel, store.refs(keys), demand.setting, _versions())] = name, keys
+                    pending[remote.remote(sys.path, about, parcel, store.refs(keys))] = name, keys
             if not pending and not begun:
                 return
             for ref in ray.wait(list(pending), num_returns=1, timeout=PATIENCE)[0] if pending else ():
@@ -108,7 +121,8 @@ def each(work: Mapping[str, Callable[[], Any]], demand: Demand) -> Iterator[tupl
                 yield name, _result(ref, demand)
     finally:
         for ref in pending:
-            ray.cancel(ref, force=True)
+            with suppress(Exception):  # the cluster may be gone
+                ray.cancel(ref, force=True)
 
 
 def _ray() -> Any:
@@ -145,11 +159,12 @@ def _versions() -> tuple[str, str]:
     return __version__, torch.__version__
 
 
-def _do(parcel: bytes, refs: list[Any], setting: Setting, versions: tuple[str, str]) -> bytes:
-    """Do a parcel of work in a worker, and return the answer."""
+def work_on(about: bytes, parcel: bytes, refs: list[Any]) -> bytes:
+    """Do a parcel of work in a worker, which is set up as `about` says, and return the answer."""
     import ray
     from ray import cloudpickle
 
+    setting, versions = pickle.loads(about)
     if versions != _versions():
         raise RuntimeError(f"it has posterity and torch {' and '.join(_versions())}")
     setting.take()
