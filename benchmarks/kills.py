@@ -80,8 +80,9 @@ class Spawner:
         search = os.pathsep.join(path for path in sys.path if path)
         environment = {**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-c", textwrap.dedent(SPAWNER)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process: Any = subprocess.Popen(command, text=True, env=environment, **pipes)
+        self._process: Any = subprocess.Popen(
+            command, text=True, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         self._say(warm)
         if self._process.stdout.readline() != "ready\n":
             raise RuntimeError(f"posterity {' '.join(warm)} failed")
@@ -143,8 +144,7 @@ def killed_commands(
             if folders == TRIES * kills:
                 raise RuntimeError("the kills come after the end: runs take different times")
             folder = place / f"killed-{folders}"
-            kill = lambda: seconds * (next(parts) + moments.random()) / kills  # noqa: E731
-            while spawner.run(words(folder), kill_after=kill()) == -signal.SIGKILL:
+            while spawner.run(words(folder), seconds * (next(parts) + moments.random()) / kills) == -signal.SIGKILL:
                 killed += 1
                 if killed == kills or moments.random() < 0.5:
                     break  # then run it to its end
@@ -197,7 +197,7 @@ def two_nodes() -> Iterator[Any]:
         yield cluster
     finally:
         ray.shutdown()
-        cluster.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 def working() -> list[int]:
@@ -269,16 +269,19 @@ def posteriors(folder: Path) -> dict[str, str]:
     return {name: seal for name, seal in content(folder).items() if "/posterior-" in name or "/task-" in name}
 
 
-Case = Callable[[int, Path, int], Tally]
-CASES: dict[str, tuple[int, Case]] = {
-    **{
-        method: (
-            40,
-            lambda kills, place, seed, method=method: killed_commands(partial(fit_words, method), kills, place, seed),
-        )
-        for method in ("map", "mean-field", "nuts", "ensemble")
-    },
-    "study": (20, lambda kills, place, seed: killed_commands(study_words, kills, place, seed, "runs")),
+def fit_case(method: str, kills: int, place: Path, seed: int) -> Tally:
+    """Kill `posterity fit` by a method."""
+    return killed_commands(partial(fit_words, method), kills, place, seed)
+
+
+def study_case(kills: int, place: Path, seed: int) -> Tally:
+    """Kill `posterity study uci`."""
+    return killed_commands(study_words, kills, place, seed, "runs")
+
+
+CASES: dict[str, tuple[int, Callable[[int, Path, int], Tally]]] = {
+    **{method: (40, partial(fit_case, method)) for method in ("map", "mean-field", "nuts", "ensemble")},
+    "study": (20, study_case),
     "ray-worker": (10, partial(killed_on_ray, kill_worker)),
     "ray-node": (10, partial(killed_on_ray, kill_node)),
 }

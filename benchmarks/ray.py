@@ -89,7 +89,7 @@ def main() -> int:
         "auto": lambda where: automatic(EXECUTORS[where], rows, seed),
     }
     facts: dict[str, Any] = {}
-    table = [("work", "same bits", "seconds on Ray", "seconds in processes")]
+    table: list[tuple[str, ...]] = [("work", "same bits", "seconds on Ray", "seconds in processes")]
     with two_nodes():
         first, later = per_task(EXECUTORS["ray"]), [per_task(EXECUTORS["ray"]) for _ in range(options.rounds)]
         for name, results in work.items():

@@ -107,10 +107,11 @@ def _trial(
 
 def finals(trials: Trials, names: Sequence[str], executor: Executor) -> dict[str, Fitted]:
     """Fit these candidates to all rows."""
-    fits = dict(executor.each({name: trials.finals[name] for name in names}))
-    for name, fit in fits.items():
+    fits: dict[str, Fitted] = {}
+    for name, fit in executor.each({name: trials.finals[name] for name in names}):
         if isinstance(fit, PosterityError):
             raise PosterityError(f"fit_automatic: {failed(name, fit)}.")
+        fits[name] = fit
     return {name: fits[name] for name in names}
 
 

@@ -194,8 +194,9 @@ class _Store:
 
         Classes of a script are pickled by value, since no file of a worker has them.
         """
-        from ray.cloudpickle import CloudPickler
+        from ray import cloudpickle
 
+        base: Any = cloudpickle.CloudPickler
         found: dict[_Key, int] = {}
 
         def number(value: Any) -> int | None:
@@ -206,7 +207,7 @@ class _Store:
                 self.kept[key] = value, _ray().put(pickle.dumps(value))
             return found.setdefault(key, len(found))
 
-        class Pickler(CloudPickler):  # type: ignore[misc]
+        class Pickler(base):  # type: ignore[misc]
             def persistent_id(self, value: Any) -> int | None:
                 return number(value)
 
