@@ -1,14 +1,19 @@
 """Options that several studies share, and how lists of names and numbers are read; none needs torch."""
 
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posterity import options
+from posterity.cli.frame.executors import executor_named, executor_option
 from posterity.errors import positive, positive_whole, shown
 from posterity.options import comma_separated, flag, option
 from posterity_studies.grids import log_grid
+
+if TYPE_CHECKING:
+    from posterity.inference import Executor
 
 DATA, NETWORK, METHOD = "Data", "Network", "Method"  # panels of help texts
 GRID = "Numbers with commas between them, or low:high:count for an even grid of their logarithms."
@@ -33,6 +38,22 @@ def device_option(default: str = "auto") -> Any:
 def jobs_option(default: int | None, help: str, usual: str = "") -> Any:
     """The option --jobs, on which no number depends."""
     return count(default, help, METHOD, usual=usual, identity=False)
+
+
+def fits_option() -> Any:
+    """The option --executor of a study."""
+    return executor_option("processes, as many as --jobs says", METHOD)
+
+
+def executor(settings: Any, pieces: int) -> "Executor":
+    """The executor that the options --executor and --jobs ask for, for so many pieces of work of one thread each.
+
+    A single piece stays in this process, unless --executor says otherwise.
+    """
+    word, jobs = settings.executor, settings.jobs
+    if word is None:
+        jobs = min(jobs or os.cpu_count() or 1, pieces)
+    return executor_named(word, jobs, threads=1, gpus=float(getattr(settings, "device", "") == "cuda"))
 
 
 def count(default: int | None, help: str, panel: str, **about: Any) -> Any:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 from pathlib import Path
 
 import torch
@@ -24,9 +25,14 @@ class Deadly(nn.Linear):
         return super().forward(x)
 
 
+def works_for_another() -> bool:
+    """Whether another process started this one to work for it, as a pool of processes or Ray does."""
+    return multiprocessing.parent_process() is not None or Path(sys.argv[0]).name == "default_worker.py"
+
+
 def die(folder: Path, times: int) -> int:
     """Kill this process, unless it is the first one, the first `times`; gives the number of its threads."""
-    if multiprocessing.parent_process() is not None:
+    if works_for_another():
         count = len(list(folder.iterdir()))
         if count < times:
             (folder / str(count)).touch()

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from posterity.errors import BadData, PosterityError, positive
 from posterity.estimators.candidates import (
-    EVIDENCE,
     Candidate,
     Fitted,
     Linear,
@@ -26,9 +25,10 @@ from posterity.estimators.candidates import (
     warp_of,
 )
 from posterity.estimators.densities import Calibration, Density, Pool, Scale, Shape, rounding
-from posterity.estimators.gaussian_process import Moments, random_rows
+from posterity.estimators.gaussian_process import Moments
+from posterity.estimators.trials import Trials, failed, finals, tried
 from posterity.evidence.stacking import stacked
-from posterity.inference.folds import Fold
+from posterity.inference import Executor, Sequential
 from posterity.inference.folds import folds as folds_of
 from posterity.numerics.random import Key
 from posterity.predictive import NormalsPredictive, Predictive, mixed
@@ -162,6 +162,7 @@ def fit_automatic(
     seconds: float = 60.0,
     seed: int = 0,
     device: torch.device | str | None = None,
+    executor: Executor | None = None,
 ) -> Stacked:
     """Fit the candidates that a budget buys, and stack them by their held-out log density.
 
@@ -172,6 +173,7 @@ def fit_automatic(
     - `seconds`: the budget, on two CPU cores. It buys a fixed plan (`planned`) of candidates, folds and steps that
       depends on rows, columns and budget alone, so that the same seed gives the same result. The clock only stops a
       runaway: after four times the budget no further candidate is tried, and the sentence says so.
+    - `executor`: where the candidates are fitted, each of them a piece of work; None: in turn. No number depends on it.
 
     The candidates are a linear model, smooth and rough Gaussian processes, one of a warped target where it is skewed,
     one of few selected columns where there are more than 64, and an ensemble of networks, whose members are the fits to
@@ -185,7 +187,7 @@ def fit_automatic(
     """
     positive("fit_automatic: seconds", seconds)
     rows, kept = _rows(inputs, targets, task, classes, weights, device)
-    key, begin, count = Key(seed), time.perf_counter(), len(rows.inputs)
+    key, begin, count = Key(seed), time.time(), len(rows.inputs)
     by = {"groups": groups, "times": times}
     chosen = {name: np.asarray(given)[kept.numpy()] for name, given in by.items() if given is not None}
     plan = planned(count, rows.inputs.shape[1], rows.outputs, seconds, dependent=bool(chosen))
@@ -195,25 +197,13 @@ def fit_automatic(
     for name, values in chosen.items():  # fewer groups or times than folds
         most = len(np.unique(values.astype(str) if values.dtype == object else values)) - (name == "times")
         plan = replace(plan, folds=max(2, min(plan.folds, most)))
+    executor = executor or Sequential()
     parts = folds_of(count, plan.folds, labels=labels, seed=seed, **chosen)
-    trials = _trials(rows, _candidates(rows, plan, mean, scale), parts, plan, key, begin + RUNAWAY * seconds)
-    return _classes(rows, trials) if rows.classes else _regression(rows, trials, sum(math.log(s) for s in scale))
-
-
-class Trials(NamedTuple):
-    """The scored rows and their folds, and what each candidate predicts for them by fits that have not seen them.
-
-    `effort` is what the plan has for settling a scale. `outputs` are `Moments` of (n, T), or draws of logits (S, n, C);
-    `finals` make the fits to all rows.
-    """
-
-    scored: Tensor
-    fold: Tensor
-    effort: tuple[int, int]
-    outputs: dict[str, Any]
-    finals: dict[str, Any]
-    seconds: dict[str, float]
-    words: list[str]
+    candidates = _candidates(rows, plan, mean, scale)
+    trials = tried(rows, candidates, parts, plan, key, begin + RUNAWAY * seconds, executor)
+    if rows.classes:
+        return _classes(rows, trials, executor)
+    return _regression(rows, trials, sum(math.log(s) for s in scale), executor)
 
 
 def _rows(
@@ -268,52 +258,7 @@ def _alone(rows: TableRows, plan: Plan, key: Key) -> Stacked:
     )  # fmt: skip
 
 
-def _trials(
-    rows: TableRows, candidates: Sequence[Candidate], parts: Sequence[Fold], plan: Plan, key: Key, end: float
-) -> Trials:
-    """Fit all candidates to all folds, and predict the scored rows of each."""
-    device, tests = rows.inputs.device, list[Tensor]()
-    used = torch.zeros(len(rows.inputs), dtype=torch.bool, device="cpu")
-    if not plan.settled_by_fold:
-        used[random_rows(len(used), plan.evidence_rows, key.fold(EVIDENCE))] = True
-    for number, part in enumerate(parts):
-        free = part.test[~used[part.test]]
-        free = free if len(free) else part.test  # of a small group
-        chosen = random_rows(len(free), max(1, plan.scored // len(parts)), key.fold("scored").fold(number))
-        tests.append(free[chosen.sort().values].to(device))
-    moved = [Fold(part.train.to(device), part.test) for part in parts]
-    folds = torch.cat([torch.full_like(test, number) for number, test in enumerate(tests)])
-    trials = Trials(torch.cat(tests), folds, (plan.evidence_rows, plan.evaluations), {}, {}, {}, [])
-    for candidate in candidates:
-        begin = time.perf_counter()
-        if begin > end and trials.outputs:
-            trials.words.append(f"the clock left no time for the {candidate.name}")
-            continue
-        try:
-            fits, final = candidate.fits(rows, moved, plan, key)
-            trials.outputs[candidate.name] = _predicted(rows, fits, tests)
-        except (PosterityError, RuntimeError, ValueError) as error:
-            trials.words.append(_failed(candidate.name, error))
-            continue
-        trials.finals[candidate.name], trials.seconds[candidate.name] = final, time.perf_counter() - begin
-    if not trials.outputs:
-        raise PosterityError(f"fit_automatic: no candidate could be fitted: {'; '.join(trials.words)}.")
-    return trials
-
-
-def _predicted(rows: TableRows, fits: Sequence[Fitted], tests: Sequence[Tensor]) -> Any:
-    """What the fits predict for the rows of their folds, put together."""
-    if rows.classes:
-        whole: Any = torch.cat([fit.logits(rows.inputs[test]) for fit, test in zip(fits, tests, strict=True)], 1)
-    else:
-        each = [fit.moments(rows.inputs[test]) for fit, test in zip(fits, tests, strict=True)]
-        whole = Moments(*(torch.cat(column) for column in zip(*each, strict=True)))
-    if not all(bool(torch.isfinite(tensor).all()) for tensor in ([whole] if rows.classes else whole)):
-        raise PosterityError("it predicts numbers that are not finite")
-    return whole
-
-
-def _regression(rows: TableRows, trials: Trials, log_scale: float) -> Stacked:
+def _regression(rows: TableRows, trials: Trials, log_scale: float, executor: Executor) -> Stacked:
     """Stack regressions; `log_scale` is the sum of the log units of targets, in which scores are told."""
     inputs, targets = rows.inputs[trials.scored], rows.targets[trials.scored]
     weights, width = rows.weights[trials.scored].double(), targets.shape[1]
@@ -332,7 +277,7 @@ def _regression(rows: TableRows, trials: Trials, log_scale: float) -> Stacked:
         try:
             scored.append(density.scored(moments[density.source], inputs, targets, weights, trials.fold, trials.effort))
         except (PosterityError, RuntimeError, ValueError) as error:  # of the process of a fitted scale
-            trials.words.append(_failed(density.name, error))
+            trials.words.append(failed(density.name, error))
     densities = [density for density, _ in scored]
     entries = torch.stack([log_density for _, log_density in scored], -1)  # (n, T, K)
     result = stacked(
@@ -353,13 +298,13 @@ def _regression(rows: TableRows, trials: Trials, log_scale: float) -> Stacked:
     )
     averaged = pool.weights if Pool.name in sources else {}
     return Stacked(
-        inputs.shape[1], width, 0, {name: trials.finals[name]() for name in needed},
+        inputs.shape[1], width, 0, finals(trials, needed, executor),
         pool if averaged else None, kept, {}, shares, scores,
         _sentence(shares, scores, result.log_density * width - log_scale, trials, averaged),
     )  # fmt: skip
 
 
-def _classes(rows: TableRows, trials: Trials) -> Stacked:
+def _classes(rows: TableRows, trials: Trials, executor: Executor) -> Stacked:
     labels, weights = rows.targets[trials.scored], rows.weights[trials.scored].double()
     calibrations = {name: Calibration.of(logits, labels, weights) for name, logits in trials.outputs.items()}
     predictives = [calibrations[name].predictive(logits) for name, logits in trials.outputs.items()]
@@ -370,14 +315,10 @@ def _classes(rows: TableRows, trials: Trials) -> Stacked:
         _score(name, entries[:, index], weights, trials.seconds[name]) for index, name in enumerate(trials.outputs)
     )
     return Stacked(
-        rows.inputs.shape[1], rows.outputs, rows.classes, {name: trials.finals[name]() for name in shares}, None, (),
+        rows.inputs.shape[1], rows.outputs, rows.classes, finals(trials, list(shares), executor), None, (),
         {name: calibrations[name] for name in shares}, shares, scores,
         _sentence(shares, scores, result.log_density, trials, {}),
     )  # fmt: skip
-
-
-def _failed(name: str, error: Exception) -> str:
-    return f"the {name} failed ({' '.join(str(error).split())})"
 
 
 def _score(name: str, values: Tensor, weights: Tensor, seconds: float) -> Score:

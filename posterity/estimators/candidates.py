@@ -7,6 +7,7 @@ draws of logits (S, N, C), which a calibration by held-out rows turns into proba
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -261,7 +262,7 @@ class Linear(Candidate):
     def fits(self, rows: TableRows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
         joint = scaled(rows, (), key)
         fits: list[Fitted] = [self._fit(rows.on(fold.train), joint) for fold in folds]
-        return fits, lambda: self._fit(rows, joint)
+        return fits, partial(self._fit, rows, joint)
 
     def _fit(self, rows: TableRows, joint: Joint) -> Network:
         problem = replace(joint, num_data=len(rows.inputs))
@@ -286,21 +287,24 @@ class Networks(Candidate):
             MAP(plan.steps, min(plan.batch_size, len(rows.inputs) // 2), Adam(0.01), Cosine()), plan.members
         )
 
-        def fit(part: TableRows, number: int) -> Posterior:
-            problem = replace(joint, num_data=len(part.inputs))
-            with without_warnings():
-                return infer(method, problem, part.data, seed=key.fold(number).seed, progress=False)[0]
-
+        fit = partial(_ensemble, method, joint, key)
         posteriors = [fit(rows.on(fold.train), number) for number, fold in enumerate(folds)]
         left = torch.ones_like(rows.weights, dtype=torch.bool)
         for fold in folds:
             left[fold.train] = False
+        # Keep the members of the folds, unless no fold was fitted to some rows, as to the last in time order.
+        final = partial(fit, rows, len(folds)) if bool(left.any()) else partial(Mixture, posteriors)
+        return [Network(plan.hidden, posterior) for posterior in posteriors], partial(_network, plan.hidden, final)
 
-        def final() -> Network:
-            """Keep the members of the folds, unless no fold was fitted to some rows, as to the last in time order."""
-            return Network(plan.hidden, fit(rows, len(folds)) if bool(left.any()) else Mixture(posteriors))
 
-        return [Network(plan.hidden, posterior) for posterior in posteriors], final
+def _ensemble(method: Ensemble, joint: Joint, key: Key, part: TableRows, number: int) -> Posterior:
+    problem = replace(joint, num_data=len(part.inputs))
+    with without_warnings():
+        return infer(method, problem, part.data, seed=key.fold(number).seed, progress=False)[0]
+
+
+def _network(hidden: tuple[int, ...], fit: Callable[[], Posterior]) -> Network:
+    return Network(hidden, fit())
 
 
 @dataclass(frozen=True)
@@ -342,21 +346,35 @@ class Processes(Candidate):
             most = int(most / (COSTLIER * targets.shape[1]) ** (1 / 3))  # costs go as the cube of rows
         components = None if self.selected else principal_directions(rows.inputs)
 
-        def settled(part: Tensor) -> Process:
-            """The process of these rows, which choose its hyper-parameters, and its columns if these are selected."""
-            inputs, own, weights = rows.inputs[part], targets[part], rows.weights[part]
-            basis = selected_columns(inputs, own, weights) if self.selected else components
-            process = kind.of(self.rough, projected(inputs, basis), own, weights)
-            return Process(process.settled(most, plan.evaluations, key.fold(EVIDENCE)), self.warp, basis)
-
+        settled = partial(self._settled, rows, targets, kind, components, (most, plan.evaluations), key)
         kept = torch.zeros_like(rows.weights, dtype=torch.bool)
         kept[random_rows(len(targets), MOST, key.fold("kept")).to(kept.device)] = True
         trains = [fold.train[kept[fold.train]] for fold in folds]
         everything = torch.ones_like(kept).nonzero().squeeze(1)
         if plan.settled_by_fold or self.selected:
-            return [settled(train) for train in trains], lambda: settled(everything).on(kept)
+            return [settled(train) for train in trains], partial(_kept, partial(settled, everything), kept)
         whole = settled(everything)
-        return [whole.on(train) for train in trains], lambda: whole.on(kept)
+        return [whole.on(train) for train in trains], partial(whole.on, kept)
+
+    def _settled(
+        self,
+        rows: TableRows,
+        targets: Tensor,
+        kind: type[GaussianProcess],
+        components: Tensor | None,
+        effort: tuple[int, int],
+        key: Key,
+        part: Tensor,
+    ) -> Process:
+        """The process of these rows, which choose its hyper-parameters, and its columns if these are selected."""
+        inputs, own, weights = rows.inputs[part], targets[part], rows.weights[part]
+        basis = selected_columns(inputs, own, weights) if self.selected else components
+        process = kind.of(self.rough, projected(inputs, basis), own, weights)
+        return Process(process.settled(*effort, key.fold(EVIDENCE)), self.warp, basis)
+
+
+def _kept(settled: Callable[[], Process], kept: Tensor) -> Process:
+    return settled().on(kept)
 
 
 def network(inputs: int, hidden: Sequence[int], outputs: int, key: Key | None = None) -> nn.Module:

@@ -6,7 +6,7 @@ Folds for cross-validation are here too. Algorithms are in `methods`. Nothing el
 from posterity.inference.callbacks import Callback, EarlyStopping, ProgressBar, Validation
 from posterity.inference.checkpoint import Checkpoint
 from posterity.inference.choose_tempering import ChosenTempering, choose_tempering
-from posterity.inference.executor import Batched, Executor, Processes, Sequential
+from posterity.inference.executor import Batched, Executor, Processes, Ray, Sequential
 from posterity.inference.folds import Fold, folds
 from posterity.inference.infer import infer
 from posterity.inference.memory import Plan, plan
@@ -29,6 +29,7 @@ __all__ = [
     "Plan",
     "Processes",
     "ProgressBar",
+    "Ray",
     "Run",
     "Sequential",
     "Task",

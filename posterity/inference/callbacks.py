@@ -3,11 +3,14 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 from posterity.errors import positive_whole, shown
 from posterity.inference.run import Run
+from posterity.processes import writes
 from posterity.storage import clone
 
 
@@ -145,18 +148,9 @@ class ProgressBar(Callback):
         self._shown = 0.0
 
     def start(self, run: Run) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import TextColumn
 
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=32),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[loss]}"),
-            TimeRemainingColumn(),
-            console=Console(file=sys.stderr),
-            transient=True,
-        )
+        self._progress = _rich_bar(TextColumn("{task.fields[loss]}"))
         self._progress.start()
         self._task = self._progress.add_task(type(run.method).__name__, total=run.steps, completed=run.step, loss="")
 
@@ -170,6 +164,41 @@ class ProgressBar(Callback):
 
     def end(self, run: Run) -> None:
         self._progress.stop()
+
+
+@contextmanager
+def bar(name: str, total: int, completed: int, wanted: bool | None) -> Iterator[Callable[[], None]]:
+    """Show a bar on standard error while many things are done; calling what it gives advances it by one.
+
+    `wanted` None: where `shows_progress` says so.
+    """
+    if not shows_progress(wanted):
+        yield lambda: None
+        return
+    with _rich_bar() as progress:
+        task = progress.add_task(name, total=total, completed=completed)
+        yield lambda: progress.advance(task)
+
+
+def shows_progress(wanted: bool | None) -> bool:
+    """Return whether to show a bar: as wanted, or for None if standard error is a terminal and rich is there."""
+    return writes() and (wanted or (wanted is None and sys.stderr.isatty() and find_spec("rich") is not None))
+
+
+def _rich_bar(*further: Any) -> Any:
+    """Return a progress bar on standard error with these further columns before the remaining time."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=32),
+        MofNCompleteColumn(),
+        *further,
+        TimeRemainingColumn(),
+        console=Console(file=sys.stderr),
+        transient=True,
+    )
 
 
 def _needs_validation(callback: Callback, run: Run) -> None:

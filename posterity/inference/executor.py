@@ -1,6 +1,7 @@
-"""Executors of many fits: one after the other, together as members, or in processes."""
+"""Executors of many fits: one after the other, together as members, in processes, or on a Ray cluster."""
 
 import logging
+import math
 import multiprocessing
 import os
 import pickle
@@ -20,7 +21,8 @@ import torch
 from torch import Tensor
 
 from posterity.datasets.dataset import LabelledData
-from posterity.errors import BadFolder, Diverged, PosterityError, positive_whole, shown, whole
+from posterity.errors import PosterityError, positive, positive_whole, shown, whole
+from posterity.inference.callbacks import bar
 from posterity.inference.infer import starting_point
 from posterity.inference.run import Trace
 from posterity.inference.task import Outcome, Task, stored
@@ -29,6 +31,7 @@ from posterity.model.data import OwnOrders, TensorData
 from posterity.model.problem import data_of
 from posterity.numerics.random import Key
 from posterity.processes import LostProcess, active
+from posterity.scale.parcels import Lost, Setting, done, error_line, opened, unsent
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -38,11 +41,14 @@ logger = logging.getLogger("posterity")
 class Executor(ABC):
     """Runs tasks, each of them one fit, and returns an outcome for each."""
 
-    def run(self, tasks: Sequence[Task], folder: str | os.PathLike[str] | None = None) -> list[Outcome]:
+    def run(
+        self, tasks: Sequence[Task], folder: str | os.PathLike[str] | None = None, progress: bool | None = None
+    ) -> list[Outcome]:
         """Return the outcomes in the order of the tasks, whose names differ.
 
         A task that fails has an outcome with its error; the others continue. In `folder` each finished task has its
-        own run folder, written atomically: the same call runs only missing and failed tasks.
+        own run folder, written atomically as soon as it finishes: the same call runs only missing and failed tasks.
+        `progress` is whether to show one bar for all tasks on standard error; None: if that is a terminal.
         """
         by_name: dict[str, Task] = {}
         for task in tasks:
@@ -54,17 +60,31 @@ class Executor(ABC):
         paths = {} if folder is None else {name: Path(folder) / _file_name(name) for name in by_name}
         earlier = {name: stored(by_name[name], path) for name, path in paths.items()}
         outcomes = {name: outcome for name, outcome in earlier.items() if outcome is not None}
-        for outcome in self._outcomes([task for name, task in by_name.items() if name not in outcomes]):
-            outcomes[outcome.name] = outcome
-            if outcome.error:
-                logger.warning("%s: %s", outcome.name, outcome.error)
-            elif outcome.name in paths:
-                outcome.save(by_name[outcome.name], paths[outcome.name])
+        with bar("fits", len(by_name), len(outcomes), progress) as advance:
+            for outcome in self._outcomes([task for name, task in by_name.items() if name not in outcomes]):
+                outcomes[outcome.name] = outcome
+                if outcome.error:
+                    logger.warning("%s: %s", outcome.name, outcome.error)
+                elif outcome.name in paths:
+                    outcome.save(by_name[outcome.name], paths[outcome.name])
+                advance()
         return [outcomes[name] for name in by_name]
 
     @abstractmethod
+    def each(self, work: Mapping[str, Callable[[], T]]) -> Iterator[tuple[str, T | Lost]]:
+        """Do named work; yields each result, or a Lost, as soon as it is there, and raises the errors of the work."""
+
+    def results(self, work: Mapping[str, Callable[[], T]]) -> Iterator[T]:
+        """Do named work; yields each result as soon as it is there. The first error, or work that is lost, ends it."""
+        for name, result in self.each(work):
+            if isinstance(result, Lost):
+                raise PosterityError(f"{name}: {result}")
+            yield result
+
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """Yield the outcome of each task as soon as it finishes."""
+        for name, result in self.each({task.name: partial(_run, task) for task in tasks}):
+            yield Outcome(name, error=str(result)) if isinstance(result, Lost) else result
 
 
 @dataclass(frozen=True)
@@ -79,9 +99,8 @@ class Sequential(Executor):
     ['seed 0', 'seed 1', 'seed 2']
     """
 
-    def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        for task in tasks:
-            yield _run(task)
+    def each(self, work: Mapping[str, Callable[[], T]]) -> Iterator[tuple[str, T | Lost]]:
+        return ((name, item()) for name, item in work.items())
 
 
 @dataclass(frozen=True)
@@ -91,8 +110,11 @@ class Batched(Executor):
     The rows are the same, or tensors of equal shapes, such as splits of one data set. Members start and shuffle their
     rows as their tasks would alone; the noise of the steps comes from the first task's seed. For methods that draw
     nothing but the order of rows, the outcomes equal `Sequential`'s up to rounding. A batch that fails (a member
-    diverges, or memory runs out) is run in halves.
+    diverges, or memory runs out) is run in halves. Other work is done one piece after the other.
     """
+
+    def each(self, work: Mapping[str, Callable[[], T]]) -> Iterator[tuple[str, T | Lost]]:
+        return Sequential().each(work)
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         groups: dict[object, list[Task]] = {}
@@ -103,7 +125,7 @@ class Batched(Executor):
         for group in groups.values():
             for tasks, result in in_halves(group, _together, Exception, logger.info):
                 if isinstance(result, Exception):
-                    yield Outcome(tasks[0].name, error=_line(result))
+                    yield Outcome(tasks[0].name, error=error_line(result))
                 else:
                     yield from result
 
@@ -127,23 +149,17 @@ class Processes(Executor):
         whole("Processes.retries", self.retries)
         positive_whole("Processes.threads", 1 if self.threads is None else self.threads)
 
-    def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def each(self, work: Mapping[str, Callable[[], T]]) -> Iterator[tuple[str, T | Lost]]:
         if active() is not None:
-            logger.info("the processes that share this run share each fit in turn: no further workers are started")
-            yield from Sequential()._outcomes(tasks)
+            yield from _shared(work)
             return
-        for name, result in self.each({task.name: partial(_run, task) for task in tasks}):
-            yield Outcome(name, error=str(result)) if isinstance(result, Lost) else result
-
-    def each(self, work: Mapping[str, Callable[[], T]]) -> Iterator[tuple[str, "T | Lost"]]:
-        """Do named work; yields each result as soon as it is there, and raises the errors of the work."""
         waiting: dict[str, bytes] = {}
         for name, item in work.items():
             try:
                 # Bytes, because tensors would be sent as handles of shared memory, which are scarce.
                 waiting[name] = pickle.dumps(item)
             except Exception as error:
-                yield name, _unsent(error)
+                yield name, unsent(error)
         for attempt in range(self.retries + 1):
             if not waiting:
                 return
@@ -164,12 +180,12 @@ class Processes(Executor):
         """Yield the results of one pool, and remove each from `waiting`. Ends early when a worker is killed."""
         # A fork of a process in which torch has run threads may hang, so workers are spawned.
         context = multiprocessing.get_context("spawn")
-        setting = (self.threads or torch.get_num_threads(), torch.get_default_dtype())
-        pool = ProcessPoolExecutor(min(workers, len(waiting)), context, _begin, setting)
+        setting = Setting.here(self.threads)
+        pool = ProcessPoolExecutor(min(workers, len(waiting)), context, _begin, (setting,))
         try:
-            futures: dict[Future[bytes], str] = {pool.submit(_work, item): name for name, item in waiting.items()}
+            futures: dict[Future[bytes], str] = {pool.submit(done, item): name for name, item in waiting.items()}
             for future in as_completed(futures):
-                result = pickle.loads(future.result())
+                result = opened(future.result())
                 del waiting[futures[future]]
                 yield futures[future], result
         except BrokenProcessPool:
@@ -178,20 +194,54 @@ class Processes(Executor):
             pool.shutdown(cancel_futures=True)
 
 
-def in_processes(work: Mapping[str, Callable[[], T]], jobs: int) -> Iterator[T]:
-    """Do named work in `jobs` processes of one thread each; one job or one piece of work stays in this process.
+@dataclass(frozen=True)
+class Ray(Executor):
+    """Runs tasks on a Ray cluster, with the same bits as `Processes`. Needs the extra `ray`.
 
-    So does all work where several processes share the runs. Yields each result as soon as it is there; the first error
-    ends the work.
+    - `address`: of a cluster, such as "ray://host:10001" or "auto"; None is the one in RAY_ADDRESS, or else a new
+      cluster on this machine, which ends with this process. A process that is connected already stays with its cluster.
+    - `workers`: the most tasks at a time; None for as many as the cluster has room for.
+    - `cpus`, `gpus`: what each task reserves of its node; None for a CPU for each thread.
+    - `threads`: of each task; None for as many as this process has.
+    - `retries`: how often a task is begun again whose worker or node has died.
+
+    Tensors of 64 KiB and more that tasks share are shipped once. Classes of a script are shipped with the tasks; others
+    come from files that the nodes have, as do posterity and torch, of the versions here. This process alone writes into
+    the folder of `run`.
+
+    >>> Ray(threads=1, gpus=0.5).retries
+    3
     """
-    if jobs == 1 or len(work) <= 1 or active() is not None:
-        for item in work.values():
-            yield item()
-        return
-    for name, result in Processes(jobs, threads=1).each(work):
-        if isinstance(result, Lost):
-            raise PosterityError(f"{name}: {result}")
-        yield result
+
+    address: str | None = None
+    workers: int | None = None
+    cpus: float | None = None
+    gpus: float = 0.0
+    threads: int | None = None
+    retries: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "threads"):
+            positive_whole(f"Ray.{name}", 1 if getattr(self, name) is None else getattr(self, name))
+        positive("Ray.cpus", 1 if self.cpus is None else self.cpus)
+        if self.gpus:
+            positive("Ray.gpus", self.gpus)
+        whole("Ray.retries", self.retries)
+
+    def each(self, work: Mapping[str, Callable[[], T]]) -> Iterator[tuple[str, T | Lost]]:
+        from posterity.scale import ray
+
+        if active() is not None:
+            yield from _shared(work)
+            return
+        setting = Setting.here(self.threads)
+        cpus = setting.threads if self.cpus is None else self.cpus
+        demand = ray.Demand(cpus, self.gpus, self.retries, self.workers, setting)
+        ray.connect(
+            self.address, math.ceil(max(cpus * (self.workers or 1), 0 if self.workers else os.cpu_count() or 1))
+        )
+        ray.check_room(demand)
+        yield from ray.each(work, demand)
 
 
 @contextmanager
@@ -205,32 +255,10 @@ def named(fit: object) -> Iterator[None]:
         raise failure from error
 
 
-class Lost(PosterityError):
-    """Work that could not be sent to or from a process, or whose process was killed."""
-
-
-def _begin(threads: int, dtype: torch.dtype) -> None:
+def _begin(setting: Setting) -> None:
     """Set up a worker like its parent, without a traceback of its own on Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    torch.set_num_threads(threads)
-    torch.set_default_dtype(dtype)
-
-
-def _work(item: bytes) -> bytes:
-    """Do pickled work and return the pickled result; a Lost where either cannot be pickled (an interactive class)."""
-    try:
-        work = pickle.loads(item)
-    except Exception as error:
-        return pickle.dumps(_unsent(error))
-    result = work()
-    try:
-        return pickle.dumps(result)
-    except Exception as error:
-        return pickle.dumps(_unsent(error))
-
-
-def _unsent(error: Exception) -> Lost:
-    return Lost(f"it cannot be sent to a process: {_line(error)}. Define its parts in a file, or use Sequential().")
+    setting.take()
 
 
 def largest_group(
@@ -273,6 +301,12 @@ def in_halves(
     yield from in_halves(items[half:], fit, failures, tell)
 
 
+def _shared(work: Mapping[str, Callable[[], T]]) -> Iterator[tuple[str, T | Lost]]:
+    """Do work in turn, where several processes share each fit."""
+    logger.info("the processes that share this run share each fit in turn: no further workers are started")
+    return Sequential().each(work)
+
+
 def _run(task: Task) -> Outcome:
     """Run one task; returns its outcome, whatever error it raises."""
     try:
@@ -280,7 +314,7 @@ def _run(task: Task) -> Outcome:
     except LostProcess:
         raise
     except Exception as error:
-        return Outcome(task.name, error=_line(error))
+        return Outcome(task.name, error=error_line(error))
     return Outcome(task.name, posterior, trace)
 
 
@@ -338,12 +372,6 @@ def _member_trace(trace: Trace, index: int, count: int) -> Trace:
     alone = Trace.from_tensors(tensors)
     alone.seconds = trace.seconds
     return alone
-
-
-def _line(error: Exception) -> str:
-    """Return an error on one line."""
-    kind = "" if isinstance(error, (Diverged, BadFolder)) else f"{type(error).__name__}: "
-    return f"{kind}{' '.join(str(error).split())}"
 
 
 def first_line(error: Exception) -> str:

@@ -5,11 +5,9 @@ import logging
 import operator
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from types import FrameType
 from typing import Any, TypeAlias, get_args
 
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 
 from posterity.errors import shown
 from posterity.inference.acceleration import Acceleration, Stepper
-from posterity.inference.callbacks import Callback, ProgressBar, Validation, as_callbacks
+from posterity.inference.callbacks import Callback, ProgressBar, Validation, as_callbacks, shows_progress
 from posterity.inference.checkpoint import Checkpoint, Checkpointer, last_good, stored_problem
 from posterity.inference.identity import identity, refuse_unlike
 from posterity.inference.kept import Kept, refuse_too_many
@@ -375,6 +373,6 @@ def _hooks(callbacks: Sequence[Callback], run: Run, progress: bool | None) -> li
     if run.validate is not None and not validations:
         validations = [Validation(every=max(1, run.steps // VALIDATIONS) if run.method.traits.anytime else run.steps)]
     hooks = [*validations, *(hook for hook in callbacks if not isinstance(hook, Validation))]
-    if writes() and (progress or (progress is None and sys.stderr.isatty() and find_spec("rich") is not None)):
+    if shows_progress(progress):
         hooks.append(ProgressBar())
     return hooks

@@ -187,6 +187,12 @@ class Sweep(ABC, Generic[C]):
                 yield cell, earlier or self._scored(cell, member, seconds, trace, index)
             shutil.rmtree(self._checkpoint(cells), ignore_errors=True)
 
+    def store(self, result: Result[C]) -> None:
+        """Write the result of a fit on another machine, unless its file is there."""
+        if not result.cell.path(self.folder).exists():
+            identity = self.identity(result.cell)
+            write_result(result.cell, self.folder, identity, result.scores, result.seconds, result.curves)
+
     def _fit(self, cells: Sequence[C]) -> tuple[Posterior, Trace]:
         path, task = self._checkpoint(cells), self.task(cells)
         write_file(path / "cells.json", json.dumps([asdict(cell) for cell in cells]).encode())  # type: ignore[call-overload]

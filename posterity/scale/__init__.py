@@ -1,7 +1,8 @@
-"""Runs over many processes and machines: one fit whose batches they share.
+"""Runs past one process: one fit whose batches processes share, and many fits on a Ray cluster.
 
-Here, and nowhere else in the library, torch.distributed is imported. The formulas of methods do not belong here: they
-ask the active `Group` (`posterity/processes.py`) for sums over rows.
+Here, and nowhere else in the library, torch.distributed and ray are imported. The formulas of methods do not belong
+here: they ask the active `Group` (`posterity/processes.py`) for sums over rows. What runs on a cluster is in
+`inference`: its executors hand work over as parcels, and get results back.
 """
 
 from posterity.processes import Group, LostProcess

@@ -24,6 +24,7 @@ except ImportError:  # not a POSIX platform: writers there must not overlap
 _PIECE = 1 << 24  # bytes read at a time
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}  # file systems that keep names in order by themselves
 _logger = logging.getLogger(__name__)
 
@@ -76,6 +77,17 @@ def remove(path: Path) -> None:
             os.unlink(path)
 
 
+def reason(error: OSError, path: Path, needed: int) -> str:
+    """Return why `path` could not be written; on a full disk also how many bytes that needs, and how many are free."""
+    text = f"{error.strerror or error}" + (f" ({str(error.filename)!r})" if error.filename else "")
+    if error.errno not in _FULL:
+        return text
+    with suppress(OSError):
+        free = shutil.disk_usage(next(parent for parent in (path, *path.absolute().parents) if parent.exists())).free
+        return f"{text}: it needs {needed:,} bytes and {free:,} are free"
+    return f"{text}: it needs {needed:,} bytes"
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically: a reader sees the old file or the new one. Makes the folder where needed.
 
@@ -92,7 +104,8 @@ def write_file(path: Path, data: bytes) -> None:
         finally:
             remove(draft)
     except OSError as error:
-        raise PosterityError(f"Cannot write '{path}': {error.strerror or error}. Give another path.") from error
+        why = reason(error, path, len(data)) if error.errno in _FULL else error.strerror or error
+        raise PosterityError(f"Cannot write '{path}': {why}. Give another path.") from error
 
 
 @contextmanager
@@ -104,7 +117,13 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    handle, deadline = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), time.monotonic() + seconds
+    try:
+        handle, deadline = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), time.monotonic() + seconds
+    except OSError as error:
+        raise BadFolder(
+            f"Cannot write run folder {str(path.parent)!r}: {error.strerror or error}. Check permissions, "
+            "or save to another folder."
+        ) from error
     try:
         while True:
             try:

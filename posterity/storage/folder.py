@@ -208,8 +208,10 @@ class RunFolder:
                 kept = {n: entry for n, entry in old.items() if not any(fnmatchcase(n, p) for p in patterns)}
                 self._replace(old, {**kept, **added}, {added[name].folder: files for name, files in packed.items()})
         except OSError as error:
+            needed = sum(seal.size for entry in added.values() for seal in entry.seals.values())
             raise BadFolder(
-                f"Cannot write run folder {self._shown}: {_reason(error)}. Nothing there is half written. "
+                f"Cannot write run folder {self._shown}: {disk.reason(error, self.path, needed)}. "
+                "Nothing there is half written. "
                 "Free space or check permissions, or save to another folder."
             ) from error
 
@@ -326,7 +328,9 @@ class RunFolder:
         return BadFolder(f"{self._shown} is a file, not a run folder. Give the folder that holds manifest.json.")
 
     def _unreadable(self, error: OSError) -> BadFolder:
-        return BadFolder(f"Cannot read run folder {self._shown}: {_reason(error)}. Check its permissions.")
+        return BadFolder(
+            f"Cannot read run folder {self._shown}: {disk.reason(error, self.path, 0)}. Check its permissions."
+        )
 
 
 def _holds(folder: Path, files: Mapping[str, Iterable[bytes]]) -> bool:
@@ -338,7 +342,3 @@ def _holds(folder: Path, files: Mapping[str, Iterable[bytes]]) -> bool:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False  # other failures may be temporary, and are no reason to replace a folder that may be intact
     return True
-
-
-def _reason(error: OSError) -> str:
-    return f"{error.strerror or error}" + (f" ({str(error.filename)!r})" if error.filename else "")

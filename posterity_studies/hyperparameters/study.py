@@ -1,7 +1,6 @@
 """Variational EM beside the best cell of a grid, over splits: recipes, fits, the comparison, and its tables."""
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from posterity.cli.frame.output import table
 from posterity.datasets.uci import num_splits
 from posterity.evidence import MacKayUpdate, NoiseScale, PerTensor, PriorScale, Shared, present_precision
 from posterity.inference import Method, infer
-from posterity.inference.executor import in_processes, named
+from posterity.inference.executor import named
 from posterity.inference.sweep import Result, stored_results, write_result
 from posterity.likelihoods import Gaussian
 from posterity.methods import MAP, Laplace, MeanField, VariationalEM
@@ -31,6 +30,7 @@ from posterity.posteriors import Posterior
 from posterity.predictive import Predictive
 from posterity.priors import FanIn, Normal
 from posterity.storage import Part
+from posterity_studies import options
 from posterity_studies.frame import add_heading, notes, remark, title
 from posterity_studies.hyperparameters.settings import Settings
 from posterity_studies.options import Report, silent
@@ -195,19 +195,23 @@ def fit_grid(split: Split, method: str, settings: Settings) -> Scores:
     return results
 
 
-def fit(cell: Cell, folder: Path, settings: Settings) -> Result[Cell]:
-    """Fit one cell and store what it gave."""
-    split = standard_split(cell.data_set, cell.split)
+def fit(cell: Cell, split: Split, settings: Settings) -> Result[Cell]:
+    """Fit one cell; returns what it gave."""
     begin = time.perf_counter()
     with named(cell), without_warnings():
         scores = (fit_em if cell.part == EM else fit_grid)(split, cell.method, settings)
-    seconds = time.perf_counter() - begin
-    return write_result(cell, folder, depends(split, cell, settings), scores, seconds)
+    return Result(cell, scores, time.perf_counter() - begin)
 
 
-def fit_all(missing: Sequence[Cell], folder: Path, settings: Settings, jobs: int) -> Iterator[Result[Cell]]:
-    """Fit these cells, in `jobs` processes; give each result as soon as it is there."""
-    return in_processes({str(cell): partial(fit, cell, folder, settings) for cell in missing}, jobs)
+def fit_all(missing: Sequence[Cell], folder: Path, settings: Settings) -> Iterator[Result[Cell]]:
+    """Fit these cells where the settings say; store and give each result as soon as it is there."""
+    names = dict.fromkeys((cell.data_set, cell.split) for cell in missing)
+    splits = {(name, index): standard_split(name, index) for name, index in names}
+    work = {str(cell): partial(fit, cell, splits[cell.data_set, cell.split], settings) for cell in missing}
+    for result in options.executor(settings, len(work)).results(work):
+        cell = result.cell
+        how = depends(splits[cell.data_set, cell.split], cell, settings)
+        yield write_result(cell, folder, how, result.scores, result.seconds)
 
 
 def stored(cells: Sequence[Cell], folder: Path, settings: Settings) -> Iterator[Result[Cell]]:
@@ -347,7 +351,6 @@ def run(settings: Settings, folder: Path, report: Report = silent) -> Study:
 
     `report` is told a line about each fit. Results that were made with other settings are refused.
     """
-    jobs = settings.jobs or os.cpu_count() or 1
     cells = [
         Cell(name, method, split, part)
         for name in dict.fromkeys(settings.datasets)
@@ -359,7 +362,7 @@ def run(settings: Settings, folder: Path, report: Report = silent) -> Study:
     missing = [cell for cell in cells if cell not in done]
     if done:
         report(f"{len(done)} of {len(cells)} results are there already")
-    for count, result in enumerate(fit_all(missing, folder, settings, jobs), start=1):
+    for count, result in enumerate(fit_all(missing, folder, settings), start=1):
         done[result.cell] = result
         scores = result.scores
         if result.cell.part == EM:

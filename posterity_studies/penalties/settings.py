@@ -98,7 +98,8 @@ class Settings:
     together: int | None = o.count(
         None, "Fits that step together at most.", o.METHOD, usual="as many as memory has room for", identity=False
     )
-    jobs: int = o.jobs_option(1, "Processes that fit groups side by side, on a CPU.")
+    jobs: int = o.jobs_option(1, "Groups of fits that run side by side, on a CPU or a cluster.")
+    executor: str | None = o.fits_option()
     device: str = o.device_option()
     seed: int = o.seed_option()
 
@@ -110,8 +111,11 @@ class Settings:
             raise ValueError(
                 f"--search-epochs must be fewer than the {self.actual_epochs} of --epochs. Got {self.search_epochs}."
             )
-        if self.jobs > 1 and self.device not in ("cpu", "auto"):
-            raise ValueError(f"--jobs must be 1 on the device {self.device}. Got {self.jobs}.")
+        cluster = (self.executor or "").startswith("ray")
+        if self.jobs > 1 and self.device not in ("cpu", "auto") and not cluster:
+            raise ValueError(
+                f"--jobs must be 1 on the device {self.device}, except with --executor ray. Got {self.jobs}."
+            )
 
     @property
     def architecture(self) -> "Architecture":

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from posterity.cli.frame.output import table
-from posterity.inference.executor import in_processes
+from posterity.inference import Sequential
 from posterity.inference.sweep import Result
 from posterity.model.data import as_data
 from posterity.penalties import lambda_theory
 from posterity.report.files import processor
+from posterity_studies import options
 from posterity_studies.frame import notes, remark, title
 from posterity_studies.grids import row_as_json
 from posterity_studies.options import Report, silent
@@ -275,11 +276,17 @@ class _Fits:
             share = max(1, math.ceil(sum(map(len, left.values())) / jobs))
             most = share if most is None else min(share, most)
         groups = [(own, group) for own, its in left.items() for group in own.groups(runs[own], its, most)]
-        work = {f"{own.name}, group {i}": _work(own, group, jobs) for i, (own, group) in enumerate(groups, start=1)}
-        for fits, lines in in_processes(work, jobs):
+        executor = options.executor(self.settings, len(groups))
+        here = isinstance(executor, Sequential)
+        work = {f"{own.name}, group {i}": _work(own, group, here) for i, (own, group) in enumerate(groups, start=1)}
+        owners = {cell: own for own, group in groups for cell in group}
+        for fits, lines in executor.results(work):
             for line in lines:
                 self.report(line)
-            self.known |= {cell: fit for cell, fit in fits if fit is not None}
+            for cell, fit in fits:
+                if fit is not None:
+                    owners[cell].store(fit)
+                    self.known[cell] = fit
             self.failed |= {cell for cell, fit in fits if fit is None}
         self.begun += runs
         return [self.known[cell] for cell in cells if cell in self.known]
@@ -304,8 +311,8 @@ class _Fits:
         }
 
 
-def _work(runs: Runs, group: Sequence[Cell], jobs: int) -> Callable[[], tuple[Fits, list[str]]]:
-    if jobs == 1:
+def _work(runs: Runs, group: Sequence[Cell], here: bool) -> Callable[[], tuple[Fits, list[str]]]:
+    if here:
         return lambda: (list(runs.fitted(group)), [])
     return partial(fit_there, runs.settings, runs.problem.penalty, group, runs.folder)
 

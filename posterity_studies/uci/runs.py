@@ -10,13 +10,14 @@ from typing import NamedTuple
 from posterity import __version__
 from posterity.errors import PosterityError
 from posterity.inference import Batched, Method, Task, infer
-from posterity.inference.executor import in_processes, named
+from posterity.inference.executor import named
 from posterity.inference.identity import identity
 from posterity.inference.sweep import Result, stored_results, write_result
 from posterity.model import Joint
 from posterity.model.data import as_data
 from posterity.posteriors import Posterior
 from posterity.storage import Part
+from posterity_studies import options
 from posterity_studies.uci.protocol import Split, hidden_units, standard_split
 from posterity_studies.uci.recipes import RECIPES, Recipe
 from posterity_studies.uci.settings import Settings
@@ -72,19 +73,17 @@ def stored(cells: Sequence[Cell], folder: Path, settings: Settings) -> Iterator[
     return stored_results(cells, folder, lambda cell: depends(read(cell.data_set, cell.split), cell.method, settings))
 
 
-def fit(data_set: str, index: int, methods: Sequence[str], folder: Path, settings: Settings) -> list[Result[Cell]]:
-    """Fit these methods to one split and store what each gave.
+def fit(split: Split, methods: Sequence[str], settings: Settings) -> list[Result[Cell]]:
+    """Fit these methods to one split; returns what each gave.
 
     A stage that several share is run once, and its seconds count for each.
     """
-    split = standard_split(data_set, index, settings.constants)
     done: Done = {}
     results = []
     for method in methods:
-        cell = Cell(data_set, method, index)
+        cell = Cell(split.data_set, method, split.index)
         with named(cell):
-            scores, seconds = fitted(split, RECIPES[method], settings, done)
-        results.append(write_result(cell, folder, depends(split, method, settings), scores, seconds))
+            results.append(Result(cell, *fitted(split, RECIPES[method], settings, done)))
     return results
 
 
@@ -136,32 +135,44 @@ def together(cells: Sequence[Cell]) -> list[Piece]:
     ]
 
 
-def fit_splits(
-    data_set: str, indices: Sequence[int], method: str, folder: Path, settings: Settings
-) -> list[Result[Cell]]:
-    """Fit a method to all these splits at once, as members, and store what each gave; each has its share of seconds."""
+def fit_splits(splits: Sequence[Split], method: str, settings: Settings) -> list[Result[Cell]]:
+    """Fit a method to all these splits at once, as members; returns what each gave, with its share of seconds."""
     recipe, begin = RECIPES[method], time.perf_counter()
-    splits = [standard_split(data_set, index, settings.constants) for index in indices]
     (stage,), joint = recipe.stages(settings), recipe.problem(splits[0], settings)
-    tasks = [Task(f"split {s.index}", stage, joint, s.train, seed=settings.key(data_set, s.index).seed) for s in splits]
-    outcomes, results = Batched().run(tasks), []
+    keys = [settings.key(split.data_set, split.index) for split in splits]
+    tasks = [
+        Task(f"split {split.index}", stage, joint, split.train, seed=key.seed)
+        for split, key in zip(splits, keys, strict=True)
+    ]
+    outcomes, results = Batched().run(tasks, progress=False), []
     seconds = (time.perf_counter() - begin) / len(splits)
     for split, outcome in zip(splits, outcomes, strict=True):
-        cell = Cell(data_set, method, split.index)
+        cell = Cell(split.data_set, method, split.index)
         if outcome.posterior is None:
             raise PosterityError(f"{cell}: {outcome.error}")
-        scores = split.scores(recipe.predict(outcome.posterior, split.test.inputs))
-        results.append(write_result(cell, folder, depends(split, method, settings), scores, seconds))
+        results.append(Result(cell, split.scores(recipe.predict(outcome.posterior, split.test.inputs)), seconds))
     return results
 
 
-def fit_all(pieces: Sequence[Piece], folder: Path, settings: Settings, jobs: int) -> Iterator[list[Result[Cell]]]:
-    """Fit these pieces, in `jobs` processes of one thread each; give the results of each as soon as it is done."""
+def fit_all(pieces: Sequence[Piece], folder: Path, settings: Settings) -> Iterator[list[Result[Cell]]]:
+    """Fit these pieces where the settings say; store and give the results of each as soon as it is done.
+
+    The rows go along with the work, and this process stores the results: no other machine needs the files.
+    """
     work: dict[str, Callable[[], list[Result[Cell]]]] = {}
+    splits: dict[tuple[str, int], Split] = {}
     for piece in pieces:
-        data_set, splits, methods = piece
+        data_set, indices, methods = piece
+        for index in indices:
+            if (data_set, index) not in splits:
+                splits[data_set, index] = standard_split(data_set, index, settings.constants)
+        rows = [splits[data_set, index] for index in indices]
         if RECIPES[methods[0]].together:
-            work[f"{piece}, {methods[0]}"] = partial(fit_splits, data_set, splits, methods[0], folder, settings)
+            work[f"{piece}, {methods[0]}"] = partial(fit_splits, rows, methods[0], settings)
         else:
-            work[str(piece)] = partial(fit, data_set, splits[0], methods, folder, settings)
-    return in_processes(work, jobs)
+            work[str(piece)] = partial(fit, rows[0], methods, settings)
+    for results in options.executor(settings, len(work)).results(work):
+        for result in results:
+            how = depends(splits[result.cell.data_set, result.cell.split], result.cell.method, settings)
+            write_result(result.cell, folder, how, result.scores, result.seconds)
+        yield results

@@ -53,7 +53,10 @@ class Settings:
     batch_size: int = o.count(256, "Rows in a step.", o.METHOD)
     step_size: float = o.amount(0.03, "First step size of Adam.", o.METHOD)
     prior_scale: float = o.amount(1.0, "Standard deviation of the prior of every weight.", o.METHOD, unit="S")
-    jobs: int | None = o.jobs_option(None, "Processes.", usual="one for each core")
+    jobs: int | None = o.jobs_option(
+        None, "Fits at a time.", usual="one for each core; with ray, all there is room for"
+    )
+    executor: str | None = o.fits_option()
     seed: int = o.seed_option()
 
     def __post_init__(self) -> None:

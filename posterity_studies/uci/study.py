@@ -3,7 +3,6 @@
 import csv
 import io
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -249,7 +248,6 @@ def run(settings: Settings, folder: Path, report: Report = silent) -> Study:
 
     `report` is told a line about each split. Results that were made with other settings are refused.
     """
-    jobs = settings.jobs or os.cpu_count() or 1
     published_from = find_published()
     published = () if published_from is None else read_published(published_from, settings.datasets)
     cells = [
@@ -263,7 +261,7 @@ def run(settings: Settings, folder: Path, report: Report = silent) -> Study:
     pieces = together(missing)
     if done:
         report(f"{len(done)} of {len(cells)} results are there already")
-    for count, results in enumerate(fit_all(pieces, folder, settings, jobs), start=1):
+    for count, results in enumerate(fit_all(pieces, folder, settings), start=1):
         done.update({result.cell: result for result in results})
         report(_progress(results, count, len(pieces)))
     return Study(settings, tuple(done[cell] for cell in cells), published, published_from)

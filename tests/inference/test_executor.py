@@ -6,53 +6,23 @@ from types import ModuleType
 
 import pytest
 import torch
-from contracts.cases import ROWS, classification, labels, numbers, regression
-from contracts.test_methods import same_bits, same_tensors
+from contracts.cases import ROWS, numbers, regression
+from contracts.test_methods import same_bits
+from executorcases import FIT, FLOAT64, assert_same, mixed_tasks, tasks
 from killedworkers import Deadly, die, diverge
 from torch import nn
 
 import posterity as po
 from posterity.datasets import LabelledData
 from posterity.errors import BadFolder, Diverged, PosterityError
-from posterity.inference import Batched, Executor, Outcome, Processes, Sequential, Task
-from posterity.inference.executor import Lost, in_halves, in_processes, largest_group
+from posterity.inference import Batched, Executor, Processes, Sequential, Task
+from posterity.inference.executor import in_halves, largest_group
 from posterity.likelihoods import Gaussian
-from posterity.methods import MAP, Conjugate, Laplace, MeanField
-from posterity.numerics import Key
-from posterity.optim import SGD
+from posterity.methods import MAP, Conjugate, Laplace
 from posterity.priors import Normal
+from posterity.scale.parcels import Lost
 
 pytestmark = pytest.mark.cpu
-FLOAT64 = torch.float64
-FIT = MAP(steps=7, batch_size=6)
-
-
-def tasks(count=3, method=FIT):
-    joint, rows = regression(FLOAT64), numbers(FLOAT64)
-    start = joint.initial() + 0.1 * Key(0).normal((count, joint.size), FLOAT64)
-    return [Task(f"fit {seed}", method, joint, rows, start[seed], seed=seed) for seed in range(count)]
-
-
-def mixed_tasks():
-    joint, rows = classification(FLOAT64), labels(FLOAT64)
-    q, _ = po.infer(FIT, joint, rows)
-    return [
-        Task("map", FIT, joint, rows, validation=rows),
-        Task("laplace", Laplace(tuning=None), joint, rows, q),
-        Task("mean field", MeanField(steps=5, batch_size=6), joint, rows, q.theta, seed=3),
-        Task("impossible", Conjugate(), joint, rows),
-        Task("exploding", MAP(steps=50, optimizer=SGD(1e9)), joint, rows),
-    ]
-
-
-def assert_same(one: list[Outcome], two: list[Outcome]) -> None:
-    assert [outcome.name for outcome in one] == [outcome.name for outcome in two]
-    for first, second in zip(one, two, strict=True):
-        assert first.error == second.error
-        assert (first.posterior is None) == (second.posterior is None) == bool(first.error)
-        if first.posterior is not None:
-            assert same_bits(first.posterior, second.posterior)
-            assert same_tensors(first.trace.tensors(), second.trace.tensors())
 
 
 def test_errors_are_named_and_the_others_kept(caplog):
@@ -181,20 +151,18 @@ def test_a_task_that_always_kills_is_named_and_the_others_kept(tmp_path):
 
 def test_named_work_runs_in_processes_of_one_thread_and_is_begun_again(tmp_path):
     work = {str(index): partial(die, tmp_path, 1) for index in range(3)}
-    assert list(in_processes(work, 2)) == [1, 1, 1]
+    assert list(Processes(2, threads=1).results(work)) == [1, 1, 1]
     assert len(list(tmp_path.iterdir())) == 1  # one was killed
-    here = torch.get_num_threads()
-    assert list(in_processes(work, 1)) == [here] * 3
-    assert list(in_processes({"0": work["0"]}, 2)) == [here]
+    assert list(Sequential().results(work)) == [torch.get_num_threads()] * 3
 
 
 def test_work_that_fails_or_is_lost_ends_all_of_it(monkeypatch):
     with pytest.raises(PosterityError, match="seed 3: The loss is NaN") as caught:
-        list(in_processes({"one": diverge, "two": diverge}, 2))
+        list(Processes(2).results({"one": diverge, "two": diverge}))
     assert caught.value.exit_code == Diverged.exit_code
     monkeypatch.setattr(Processes, "each", lambda self, work: iter([("two", Lost("its process was killed"))]))
     with pytest.raises(PosterityError, match="two: its process was killed"):
-        list(in_processes({"one": diverge, "two": diverge}, 2))
+        list(Processes(2).results({"one": diverge, "two": diverge}))
 
 
 def test_a_group_that_fails_goes_in_halves_until_one_is_alone():

@@ -11,11 +11,11 @@ import torch
 
 from posterity.datasets import DataSet, LabelledData
 from posterity.errors import BadFolder, Diverged
-from posterity.inference import Callback, task
+from posterity.inference import Callback, Processes, task
 from posterity.inference.sweep import Result
 from posterity.numerics.random import Key
 from posterity.penalties import layer_factors, penalty_term, usual_factors
-from posterity_studies.penalties import figures, runs, study
+from posterity_studies.penalties import figures, runs
 from posterity_studies.penalties import problem as module
 from posterity_studies.penalties.figures import draw
 from posterity_studies.penalties.problem import PENALTIES, Cell, problem, read
@@ -189,14 +189,14 @@ def test_seconds_are_those_of_all_steps_also_of_a_group_that_was_interrupted(tmp
 def test_processes_have_a_group_each_and_give_the_same(tmp_path, monkeypatch, fitted):
     names = []
 
-    def one_after_the_other(work, jobs):
-        assert jobs == 3
+    def one_after_the_other(self, work):
+        assert self == Processes(3, threads=1)
         names.extend(work)
         for item in work.values():
             yield pickle.loads(pickle.dumps(item))()
 
     whole = run(TINY, folder=tmp_path / "whole")
-    monkeypatch.setattr(study, "in_processes", one_after_the_other)
+    monkeypatch.setattr(Processes, "results", one_after_the_other)
     lines = []
     result = run(replace(TINY, jobs=3), folder=tmp_path / "parts", report=lines.append)
     assert len(names) == 4  # two penalties of eight fits, at most six in a group

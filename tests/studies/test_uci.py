@@ -156,7 +156,7 @@ def test_an_interrupted_study_goes_on_and_ends_as_an_uninterrupted_one(folder, m
     first = {path: path.read_bytes() for path in (folder / "runs").rglob("split-*.json")}
     assert {path.name for path in first} == {"split-00.json"}
     fitted, fit = [], runs.fit
-    monkeypatch.setattr(runs, "fit", lambda *words: fitted.append(words[1]) or fit(*words))
+    monkeypatch.setattr(runs, "fit", lambda *words: fitted.append(words[0].index) or fit(*words))
     lines = []
     resumed = run(TINY, folder, report=lines.append)
     assert fitted == [1, 2]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from posterity.cli.frame.executors import executor_named
 from posterity.cli.frame.options import AUTO, SECONDS, MethodOption
 from posterity.cli.frame.output import UsageError, log
 from posterity.cli.frame.sources import Source, is_file
@@ -36,6 +37,7 @@ class Asked:
     seconds: float
     device: str
     note: str = ""
+    executor: str | None = None
 
     def fit(self, source: Source) -> tuple[Model, dict[str, JSON] | None]:
         """The model of the training rows, and the configuration of its network if it has one."""
@@ -65,6 +67,7 @@ class Asked:
                 seconds=self.seconds,
                 seed=self.settings.seed,
                 device=find_device(self.device),
+                executor=executor_named(self.executor),
                 **source.by,
             )
 
@@ -104,7 +107,9 @@ def check_auto(settings: Settings, *, log_target: bool) -> None:
         )
 
 
-def asked_for(data: str, option: MethodOption, settings: Settings, device: str, *, log_target: bool) -> Asked:
+def asked_for(
+    data: str, option: MethodOption, settings: Settings, device: str, executor: str | None, *, log_target: bool
+) -> Asked:
     """The method that was named, or the usual one; `UsageError` where options do not suit it.
 
     Files get `auto`, unless an option is given that it does not take.
@@ -123,7 +128,7 @@ def asked_for(data: str, option: MethodOption, settings: Settings, device: str, 
             f"--seconds is the budget of auto, and the method is {method}.",
             "leave --seconds out, or use --method auto.",
         )
-    return Asked(method, settings, option.seconds or SECONDS, device, note)
+    return Asked(method, settings, option.seconds or SECONDS, device, note, executor)
 
 
 def timed_automatic(asked: Asked, source: Source, *, quiet: bool) -> tuple[Stacked, float]:

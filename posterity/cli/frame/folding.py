@@ -3,12 +3,14 @@
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from posterity.cli.frame.executors import executor_named
 from posterity.cli.frame.fitting import Asked, Model, stored_model
 from posterity.cli.frame.output import UsageError, log
 from posterity.cli.frame.sources import Source, at_most
@@ -127,23 +129,29 @@ def fold_models(
     asked: Asked, source: Source, num_folds: int, config: Mapping[str, Any], folder: Path, *, alike: bool, quiet: bool
 ) -> list[tuple[Source, FoldModel]]:
     """Fit every fold, or take the fit from `folder` where an earlier process has stored it there."""
-    fits = []
-    for number, fold in enumerate(divided(source, num_folds, asked.settings.seed, alike=alike), start=1):
-        own, place = fold_of(source, fold), folder / f"{number}-fold"
-        if RunFolder(place).exists():
-            model = FoldModel.load(place, config)
-        else:
-            model = FoldModel(*_ordered(asked.fit(own), own))
-            RunFolder(place).commit(model.parts())
-        log(f"fold {number} of {num_folds}: {len(fold.train)} rows fitted, {len(fold.test)} scored", quiet=quiet)
-        fits.append((own, model))
-    return fits
+    parts = divided(source, num_folds, asked.settings.seed, alike=alike)
+    own = [fold_of(source, fold) for fold in parts]
+    places = [folder / f"{number}-fold" for number in range(1, num_folds + 1)]
+    models = {number: FoldModel.load(place, config) for number, place in enumerate(places) if RunFolder(place).exists()}
+
+    def told(number: int) -> None:
+        rows = f"{len(parts[number].train)} rows fitted, {len(parts[number].test)} scored"
+        log(f"fold {number + 1} of {num_folds}: {rows}", quiet=quiet)
+
+    for number in models:
+        told(number)
+    alone = replace(asked, executor=None)  # folds run side by side, and what is fitted to each runs in turn
+    work = {f"fold {n + 1}": partial(_fitted, alone, part, n) for n, part in enumerate(own) if n not in models}
+    for number, model in executor_named(asked.executor).results(work):
+        RunFolder(places[number]).commit(model.parts())
+        models[number] = model
+        told(number)
+    return [(part, models[number]) for number, part in enumerate(own)]
 
 
-def _ordered(
-    fit: tuple[Model, dict[str, Any] | None], source: Source
-) -> tuple[Model, Preprocessing | None, dict[str, Any] | None]:
-    return fit[0], source.preprocessing, fit[1]
+def _fitted(asked: Asked, source: Source, number: int) -> tuple[int, FoldModel]:
+    model, network = asked.fit(source)
+    return number, FoldModel(model, source.preprocessing, network)
 
 
 def calibrated(fits: Sequence[tuple[Source, FoldModel]], source: Source) -> Conformal:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from posterity.cli.frame import options as o
+from posterity.cli.frame.executors import ExecutorOption
 from posterity.cli.frame.options import AUTO, SECONDS, ComparedOption
 from posterity.cli.frame.output import UsageError, console, log, option_values, print_json, table
 from posterity.cli.frame.spread import command
@@ -39,6 +40,7 @@ def compare(
     columns: o.TableOptions,
     reading: o.ReadingOptions,
     files: Files,
+    where: ExecutorOption,
     device: o.Device = "auto",
     quiet: o.Quiet = False,
     as_json: o.Json = False,
@@ -66,7 +68,7 @@ def compare(
             check_auto(Settings() if named else settings, log_target=columns.log_target)
         task = make_task(data, named, settings, columns, reading, device, figure=drawn)
         check_memory(named, task)
-        auto = Asked(AUTO, settings, asked.seconds or SECONDS, device)
+        auto = Asked(AUTO, settings, asked.seconds or SECONDS, device, executor=where.executor)
         if drawn and task.source.path is not None:
             log("The figure shows inputs and targets as the network sees them: standardised.", quiet=quiet)
     say_notes(task.source, quiet=quiet)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posterity.cli.frame import options as o
+from posterity.cli.frame.executors import ExecutorOption
 from posterity.cli.frame.options import AUTO, MethodOption
 from posterity.cli.frame.output import console, log, option_values, print_json, table
 from posterity.cli.frame.spread import command
@@ -86,6 +87,7 @@ def fit(
     reading: o.ReadingOptions,
     parts: FoldOptions,
     run: RunOptions,
+    where: ExecutorOption,
     device: o.Device = "auto",
     quiet: o.Quiet = False,
     as_json: o.Json = False,
@@ -104,7 +106,7 @@ def fit(
     from posterity.processes import done_by_first
 
     with option_values("fit"):
-        asked = asked_for(data, named, settings, device, log_target=columns.log_target)
+        asked = asked_for(data, named, settings, device, where.executor, log_target=columns.log_target)
         if parts.cv is not None and columns.test_fraction is None and columns.target is not None:
             columns = replace(columns, test_fraction=0.0)
         source, held = find_data(data, columns, reading, settings.seed), None
@@ -114,6 +116,8 @@ def fit(
         if count:
             # Refuses more folds than rows or groups before anything is fitted.
             divided(source, count, settings.seed, alike=parts.conformal is None)
+        elif where.executor is not None and asked.method != AUTO:
+            raise refused("--executor is for many fits, and this is one.", "add --cv 5, or leave it out.")
         task = None
         if asked.method != AUTO:
             task = task_of(source, (asked.method,), settings, device)

@@ -1,0 +1,132 @@
+"""Trials of the candidates of `fit_automatic`: fits to the folds, wherever an executor runs them, and final fits."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.errors import PosterityError
+from posterity.estimators.candidates import EVIDENCE, Candidate, Fitted, Plan, TableRows
+from posterity.estimators.gaussian_process import Moments, random_rows
+from posterity.inference import Executor
+from posterity.inference.folds import Fold
+from posterity.numerics.random import Key
+
+
+class Trials(NamedTuple):
+    """The scored rows and their folds, and what each candidate predicts for them by fits that have not seen them.
+
+    `effort` is what the plan has for settling a scale. `outputs` are `Moments` of (n, T), or draws of logits (S, n, C);
+    `finals` make the fits to all rows.
+    """
+
+    scored: Tensor
+    fold: Tensor
+    effort: tuple[int, int]
+    outputs: dict[str, Any]
+    finals: dict[str, Any]
+    seconds: dict[str, float]
+    words: list[str]
+
+
+def tried(
+    rows: TableRows,
+    candidates: Sequence[Candidate],
+    parts: Sequence[Fold],
+    plan: Plan,
+    key: Key,
+    end: float,
+    executor: Executor,
+) -> Trials:
+    """Fit all candidates to all folds, and predict the scored rows of each.
+
+    From the second on they do not begin after the time `end`.
+    """
+    device, tests = rows.inputs.device, list[Tensor]()
+    used = torch.zeros(len(rows.inputs), dtype=torch.bool, device="cpu")
+    if not plan.settled_by_fold:
+        used[random_rows(len(used), plan.evidence_rows, key.fold(EVIDENCE))] = True
+    for number, part in enumerate(parts):
+        free = part.test[~used[part.test]]
+        free = free if len(free) else part.test  # of a small group
+        chosen = random_rows(len(free), max(1, plan.scored // len(parts)), key.fold("scored").fold(number))
+        tests.append(free[chosen.sort().values].to(device))
+    moved = [Fold(part.train.to(device), part.test) for part in parts]
+    folds = torch.cat([torch.full_like(test, number) for number, test in enumerate(tests)])
+    trials = Trials(torch.cat(tests), folds, (plan.evidence_rows, plan.evaluations), {}, {}, {}, [])
+    work = {
+        candidate.name: partial(_trial, candidate, rows, moved, tests, plan, key, end if number else math.inf)
+        for number, candidate in enumerate(candidates)
+    }
+    answers = dict(executor.each(work))
+    for candidate in candidates:  # in their order, whichever was ready first
+        match answers[candidate.name]:
+            case Trial(outputs, final, seconds):
+                trials.outputs[candidate.name] = outputs
+                trials.finals[candidate.name], trials.seconds[candidate.name] = final, seconds
+            case PosterityError() as lost:
+                trials.words.append(failed(candidate.name, lost))
+            case why:
+                trials.words.append(str(why))
+    if not trials.outputs:
+        raise PosterityError(f"fit_automatic: no candidate could be fitted: {'; '.join(trials.words)}.")
+    return trials
+
+
+class Trial(NamedTuple):
+    """What a candidate predicts for the scored rows, how its final fit is made, and the seconds of its fits."""
+
+    outputs: Any
+    final: Callable[[], Fitted]
+    seconds: float
+
+
+def _trial(
+    candidate: Candidate,
+    rows: TableRows,
+    folds: Sequence[Fold],
+    tests: Sequence[Tensor],
+    plan: Plan,
+    key: Key,
+    end: float,
+) -> Trial | str:
+    """Fit a candidate to all folds, and predict the scored rows of each; returns why where there is no trial."""
+    if time.time() > end:
+        return f"the clock left no time for the {candidate.name}"
+    begin = time.perf_counter()
+    try:
+        fits, final = candidate.fits(rows, folds, plan, key)
+        return Trial(_predicted(rows, fits, tests), final, time.perf_counter() - begin)
+    except (PosterityError, RuntimeError, ValueError) as error:
+        return failed(candidate.name, error)
+
+
+def finals(trials: Trials, names: Sequence[str], executor: Executor) -> dict[str, Fitted]:
+    """Fit these candidates to all rows."""
+    fits: dict[str, Fitted] = {}
+    for name, fit in executor.each({name: trials.finals[name] for name in names}):
+        if isinstance(fit, PosterityError):
+            raise PosterityError(f"fit_automatic: {failed(name, fit)}.")
+        fits[name] = fit
+    return {name: fits[name] for name in names}
+
+
+def _predicted(rows: TableRows, fits: Sequence[Fitted], tests: Sequence[Tensor]) -> Any:
+    """What the fits predict for the rows of their folds, put together."""
+    if rows.classes:
+        whole: Any = torch.cat([fit.logits(rows.inputs[test]) for fit, test in zip(fits, tests, strict=True)], 1)
+    else:
+        each = [fit.moments(rows.inputs[test]) for fit, test in zip(fits, tests, strict=True)]
+        whole = Moments(*(torch.cat(column) for column in zip(*each, strict=True)))
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in ([whole] if rows.classes else whole)):
+        raise PosterityError("it predicts numbers that are not finite")
+    return whole
+
+
+def failed(name: str, error: Exception) -> str:
+    """Return the words for a part that could not be fitted."""
+    return f"the {name} failed ({' '.join(str(error).split())})"

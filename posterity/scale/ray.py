@@ -1,0 +1,242 @@
+"""Work on a Ray cluster: the connection, what is shipped there, and each answer as soon as it is there."""
+
+import io
+import logging
+import os
+import pickle
+import platform
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from torch import Tensor
+
+from posterity import __version__
+from posterity.errors import PosterityError, shown
+from posterity.scale.parcels import Lost, Setting, done, error_line, opened, unsent
+
+LOCAL = "local"  # Ray's word for a new cluster on this machine
+PATIENCE = 5.0  # seconds in which an address answers
+MOST = 256  # pieces of work on their way at once, so that they need not all be in memory
+SHARED = 1 << 16  # bytes from which a tensor goes to the object store, once for all that use it
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is told to anybody
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # silences a FutureWarning: work without a GPU still sees those there
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # its reports of dead workers, which go to standard output
+}
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What each piece of work needs: CPUs, GPUs, how often it is begun again, and at most how many run at once."""
+
+    cpus: float
+    gpus: float
+    retries: int
+    workers: int | None
+    setting: Setting
+
+
+def connect(address: str | None, cpus: float) -> None:
+    """Connect this process to a cluster, unless it is connected to one.
+
+    None is the address in RAY_ADDRESS, or else a new cluster on this machine with so many CPUs, which ends with this
+    process. Raises PosterityError where ray is missing or nobody answers.
+    """
+    ray = _ray()
+    if ray.is_initialized():
+        return
+    wanted = address or os.environ.get("RAY_ADDRESS") or LOCAL
+    about: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+    if wanted == LOCAL:
+        about |= {"num_cpus": cpus, "include_dashboard": False}
+    try:
+        if ":" in wanted:
+            parts = urlsplit(wanted if "://" in wanted else f"//{wanted}")
+            socket.create_connection((parts.hostname or "", parts.port or 10001), PATIENCE).close()
+        ray.init(wanted, **about)
+    except Exception as error:  # of many kinds
+        reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+        raise PosterityError(
+            f"No Ray cluster answers at {shown(wanted)} ({reason}). Start one with `ray start --head`, check the "
+            "address, or leave it out for a cluster on this machine."
+        ) from error
+
+
+def check_room(demand: Demand) -> None:
+    """Raise PosterityError unless some node of the cluster has what a piece of work needs."""
+    nodes = [node["Resources"] for node in _ray().nodes() if node["Alive"]]
+    if not any(node.get("CPU", 0) >= demand.cpus and node.get("GPU", 0) >= demand.gpus for node in nodes):
+        has = "; ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
+        raise PosterityError(
+            f"Ray: a task needs a node with {demand.cpus:g} CPUs and {demand.gpus:g} GPUs. The nodes have {has}. "
+            "Ask for less, or start such a node first."
+        )
+
+
+def each(work: Mapping[str, Callable[[], Any]], demand: Demand) -> Iterator[tuple[str, Any]]:
+    """Do named work on the cluster; yields each result, or a Lost, as soon as it is there, and raises errors of it.
+
+    Work whose worker or node dies is begun again. What is on its way when this ends early is cancelled.
+    """
+    ray = _ray()
+    about = pickle.dumps((demand.setting, _versions()))
+
+    def begin(paths: list[str], about: bytes, parcel: bytes, refs: list[Any]) -> bytes:
+        """Find files where the sender finds them, as spawned processes do; shipped by value, as it runs before that."""
+        import sys
+
+        sys.path += [path for path in paths if path not in sys.path]
+        from posterity.scale.ray import work_on
+
+        return work_on(about, parcel, refs)
+
+    remote = ray.remote(begin).options(
+        num_cpus=demand.cpus, num_gpus=demand.gpus, max_retries=demand.retries, retry_exceptions=False
+    )
+    store, left, most = _Store(), iter(work.items()), min(demand.workers or MOST, MOST)
+    pending: dict[Any, tuple[str, list[_Key]]] = {}
+    try:
+        while True:
+            begun = list(islice(left, most - len(pending)))
+            for name, item in begun:
+                try:
+                    parcel, keys = store.pack(item)
+                except Exception as error:
+                    yield name, unsent(error)
+                else:
+                    pending[remote.remote(sys.path, about, parcel, store.refs(keys))] = name, keys
+            if not pending and not begun:
+                return
+            for ref in ray.wait(list(pending), num_returns=1, timeout=PATIENCE)[0] if pending else ():
+                name, keys = pending.pop(ref)
+                store.release(keys)
+                yield name, _result(ref, demand)
+    finally:
+        for ref in pending:
+            with suppress(Exception):  # the cluster may be gone
+                ray.cancel(ref, force=True)
+
+
+def _ray() -> Any:
+    """Return the module ray, without its reports and warnings."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError as error:
+        raise PosterityError("Ray needs ray. Install it with: pip install 'posterity[ray]'.") from error
+    logger = logging.getLogger("ray")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.ERROR)
+    return ray
+
+
+def _result(ref: Any, demand: Demand) -> Any:
+    """Return the result of finished work, or a Lost where it was begun in vain too often."""
+    ray = _ray()
+    try:
+        answer = ray.get(ref)
+    except ray.exceptions.RayTaskError as error:  # of the frame around the work: the work's own errors come as answers
+        raise PosterityError(
+            f"Ray: a node cannot begin the work ({error_line(error.cause)}). Each needs Python "
+            f"{platform.python_version()}, posterity {__version__} and torch {torch.__version__}, as here."
+        ) from error
+    except ray.exceptions.RayError as error:
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        return Lost(f"its worker or node died, {demand.retries + 1} times ({reason}). Is there enough memory?")
+    return opened(answer)
+
+
+def _versions() -> tuple[str, str]:
+    return __version__, torch.__version__
+
+
+def work_on(about: bytes, parcel: bytes, refs: list[Any]) -> bytes:
+    """Do a parcel of work in a worker, which is set up as `about` says, and return the answer."""
+    import ray
+    from ray import cloudpickle
+
+    setting, versions = pickle.loads(about)
+    if versions != _versions():
+        raise RuntimeError(f"it has posterity and torch {' and '.join(_versions())}")
+    setting.take()
+    return done(parcel, partial(_loads, [pickle.loads(item) for item in ray.get(refs)]), cloudpickle.dumps)
+
+
+def _loads(tensors: list[Tensor], parcel: bytes) -> Any:
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, index: int) -> Tensor:
+            return tensors[index]
+
+    return Unpickler(io.BytesIO(parcel)).load()
+
+
+_Key = tuple[Any, ...]
+
+
+@dataclass
+class _Store:
+    """Large tensors in Ray's object store: one copy for all pieces of work on their way that use it."""
+
+    kept: dict[_Key, tuple[Tensor, Any]] = field(default_factory=dict)
+    users: dict[_Key, int] = field(default_factory=dict)
+
+    def pack(self, item: Any) -> tuple[bytes, list[_Key]]:
+        """Return the pickled item, and the keys of the tensors that it leaves out, in the order of their numbers.
+
+        Classes of a script are pickled by value, since no file of a worker has them.
+        """
+        from ray import cloudpickle
+
+        base: Any = cloudpickle.CloudPickler
+        found: dict[_Key, int] = {}
+
+        def number(value: Any) -> int | None:
+            key = _key(value)
+            if key is None:
+                return None
+            if key not in self.kept:
+                self.kept[key] = value, _ray().put(pickle.dumps(value))
+            return found.setdefault(key, len(found))
+
+        class Pickler(base):  # type: ignore[misc]
+            def persistent_id(self, value: Any) -> int | None:
+                return number(value)
+
+        file = io.BytesIO()
+        try:
+            Pickler(file).dump(item)
+        finally:
+            for key in found:
+                self.users[key] = self.users.get(key, 0) + 1
+        return file.getvalue(), list(found)
+
+    def refs(self, keys: list[_Key]) -> list[Any]:
+        """Return Ray's references to these tensors."""
+        return [self.kept[key][1] for key in keys]
+
+    def release(self, keys: list[_Key]) -> None:
+        """Forget tensors that nothing on its way uses any more."""
+        for key in keys:
+            self.users[key] -= 1
+            if not self.users[key]:
+                del self.users[key], self.kept[key]
+
+
+def _key(value: Any) -> _Key | None:
+    """Return what identifies the numbers of a large plain tensor; None for anything else."""
+    if type(value) is not Tensor or value.requires_grad or value.layout is not torch.strided:
+        return None
+    if value.is_inference() or not value.is_contiguous() or value.nbytes < SHARED:
+        return None
+    if value.untyped_storage().nbytes() != value.nbytes:  # a view would take its whole storage along
+        return None
+    return value.data_ptr(), value._version, value.shape, value.dtype, value.device
