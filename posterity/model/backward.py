@@ -131,6 +131,26 @@ def batch_log_likelihood(likelihood: Likelihood, raw: Tensor, outputs: Tensor, b
     return row_log_likelihoods(likelihood, raw, outputs, batch).sum(-1)
 
 
+def batch_slope(
+    likelihood: Likelihood, raw: Tensor, outputs: Tensor, batch: Batch, factor: float
+) -> tuple[Tensor, Tensor]:
+    """The log-likelihood of a batch, and `factor` times its gradient in the outputs (n, C), which have no graph.
+
+    `factor` times the gradient in the raw learnt parameters is added to `raw.grad`.
+    """
+    if batch.weights is None and not raw.shape[-1]:
+        targets = _targets(likelihood, raw, outputs, batch)
+        if batch.complete or not targets.is_floating_point():
+            known = likelihood.total_and_slope(outputs, targets, factor)
+            if known is not None:
+                return known
+    leaf = outputs.detach().requires_grad_()
+    with torch.enable_grad():
+        total = batch_log_likelihood(likelihood, raw, leaf, batch)
+    backward(total, factor)
+    return total.detach(), torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
 def row_log_likelihoods(likelihood: Likelihood, raw: Tensor, outputs: Tensor, batch: Batch) -> Tensor:
     """w_n log p(y_n | f_n) of each row of the batch, (..., n), given the raw learnt parameters (..., H)."""
     targets, weights = _targets(likelihood, raw, outputs, batch), batch.weights

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
-from posterity.model.backward import Leaves, LeavesCache, backward, batch_log_likelihood, batch_total, side_by_side
+from posterity.model.backward import (
+    Leaves,
+    LeavesCache,
+    backward,
+    batch_log_likelihood,
+    batch_slope,
+    batch_total,
+    side_by_side,
+)
 from posterity.model.batch import Inputs, named_tensors
 from posterity.model.data import Batch, Data, OwnOrders, Reordered, StreamData, TensorData
 from posterity.model.network import Buffers, Network
@@ -263,11 +271,20 @@ class Joint:
         return likelihood, prior
 
     def value_and_grad(
-        self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, *, train: bool = True, smooth: bool = False
+        self,
+        theta: Tensor,
+        batch: Batch,
+        buffers: Buffers | None = None,
+        *,
+        train: bool = True,
+        smooth: bool = False,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Buffers]:
         """Value, gradient and buffers of the log density at theta, batch norm in training mode: the hot path.
 
         The prior's gradient (`smooth`: without kinks) is written first; backward adds the data's to it, through views.
+        Steps that keep theta at one address give `out`, memory of their own for the gradient of the data: the views are
+        then made once.
         """
         weights, raw = self.split(theta.detach())
         value, grad = self._prior_value_and_grad(weights, raw, smooth)
@@ -276,18 +293,22 @@ class Joint:
             value, grad = prior_power * value, grad.mul_(prior_power.unsqueeze(-1))
         elif prior_power != 1.0:
             value, grad = prior_power * value, grad.mul_(prior_power)
-        data_value, buffers = self._add_data_grad(theta, batch, buffers, grad, train)
+        if theta.dim() == 1 and out is not None and self.network.passes.micro_batch is None:
+            data_value, buffers = self._write_data_grad(theta, batch, buffers, out, train)
+            grad.add_(out)
+        else:
+            data_value, buffers = self._add_data_grad(theta, batch, buffers, grad, train)
         return value + data_value, grad, buffers
 
     def data_value_and_grad(
         self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Buffers]:
         """As `value_and_grad`, for likelihood_power * log p(D | theta) alone, with the gradient in `out` if given."""
-        grad = torch.zeros_like(theta, memory_format=torch.contiguous_format) if out is None else out.zero_()
         if theta.dim() == 1 and out is not None:
-            value, buffers = self._add_data_grad_at(self._leaves.at(self.network, theta, grad), batch, buffers, True)
-        else:
-            value, buffers = self._add_data_grad(theta, batch, buffers, grad, True)
+            value, buffers = self._write_data_grad(theta, batch, buffers, out, True)
+            return value, out, buffers
+        grad = torch.zeros_like(theta, memory_format=torch.contiguous_format) if out is None else out.zero_()
+        value, buffers = self._add_data_grad(theta, batch, buffers, grad, True)
         return value, grad, buffers
 
     @cached_property
@@ -326,6 +347,27 @@ class Joint:
             return total.detach() * factor, after
 
         return network.passes.over(batch, run)
+
+    def _write_data_grad(
+        self, theta: Tensor, batch: Batch, buffers: Buffers | None, out: Tensor, train: bool
+    ) -> tuple[Tensor, Buffers]:
+        """As `_add_data_grad` for one theta, in place of what `out` holds."""
+        leaves = self._leaves.at(self.network, theta, out)
+        chain = self.network.direct(batch.inputs)
+        if chain is None:
+            out.zero_()
+            return self._add_data_grad_at(leaves, batch, buffers, train)
+        factor, totals = cast(float, self.powers[0]) * (self.num_data / batch.size), []
+        if leaves.raw.shape[0]:
+            out[self.num_weights :].zero_()
+
+        def slope(outputs: Tensor) -> Tensor:
+            total, grad = batch_slope(self.likelihood, leaves.raw, outputs, batch, factor)
+            totals.append(total)
+            return grad
+
+        chain.gradients(leaves.weights, cast(Tensor, batch.inputs), slope)
+        return totals[0] * factor, {}
 
     def _add_data_grad_at(
         self, leaves: Leaves, batch: Batch, buffers: Buffers | None, train: bool

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from posterity.errors import unknown
 from posterity.model.batch import LABELS, Inputs, map_inputs, num_rows
-from posterity.model.layer_chains import ImageChain, image_chain, linear_chain
+from posterity.model.direct import Direct
+from posterity.model.layer_chains import ImageChain, LinearChain, image_chain, linear_chain
 from posterity.model.module import (
     Turn,
     check_one_kind,
@@ -115,6 +116,8 @@ class Network:
         self._frozen_slots = [(*slot, key) for key in self.frozen for slot in self._tables(key)]
         self._buffer_slots = [(*slot, key) for key in self.buffers for slot in self._tables(key)]
         trained = {id(table) for table, _, _ in self._slots}
+        indices = {(id(table), name): index for table, name, index in self._slots}
+        self._direct = Direct.of(self._chain.layers, indices) if isinstance(self._chain, LinearChain) else None
         self._norms = [  # batch norm, and whether it trains: a layer whose own weights are all frozen does not
             (norm, not any(True for _ in norm.parameters(recurse=False)) or id(norm._parameters) in trained)
             for norm in self._batch_norms
@@ -328,6 +331,21 @@ class Network:
             self._refusals.append(reason)
             logger.warning("members run one after the other because vmap refused this module: %s", reason)
             return looped
+
+    def direct(self, inputs: Inputs) -> Direct | None:
+        """The chain of linear layers that takes such rows without autograd's graph, once a first call was looked at."""
+        chain = self._direct
+        passes = self.passes
+        if (
+            chain is None
+            or not self._looked
+            or self._dropping
+            or self.compiled
+            or passes.precision
+            or passes.micro_batch
+        ):
+            return None
+        return chain if chain.takes(inputs) and not torch.is_autocast_enabled(self.device.type) else None
 
     def side_effects(self, inputs: Inputs) -> SideEffects:
         """What a call on such inputs writes into and draws, found once at the starting weights, on two rows."""
