@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -149,6 +149,51 @@ def batch_slope(
         total = batch_log_likelihood(likelihood, raw, leaf, batch)
     backward(total, factor)
     return total.detach(), torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def add_gradients(
+    network: Network,
+    likelihood: Likelihood,
+    leaves: Leaves,
+    batch: Batch,
+    buffers: Buffers | None,
+    factor: float | Tensor,
+    train: bool,
+) -> tuple[Tensor, Buffers]:
+    """`factor` times the log-likelihood of a batch, whose gradient is added to that of the leaves; and the buffers."""
+
+    def run(rows: Batch) -> tuple[Tensor, Buffers]:
+        total, after = batch_total(network, likelihood, leaves.weights, leaves.raw, rows, buffers, train=train)
+        backward(total, cast(float, factor))
+        return total.detach() * factor, after
+
+    return network.passes.over(batch, run)
+
+
+def write_gradients(
+    network: Network,
+    likelihood: Likelihood,
+    leaves: Leaves,
+    out: Tensor,
+    batch: Batch,
+    buffers: Buffers | None,
+    factor: float | Tensor,
+    train: bool,
+) -> tuple[Tensor, Buffers]:
+    """As `add_gradients`, in place of what the vector `out` holds, into which the gradients of the leaves are views."""
+    chain, totals = network.direct(batch.inputs), list[Tensor]()
+    if chain is None:
+        out.zero_()
+        return add_gradients(network, likelihood, leaves, batch, buffers, factor, train)
+    out[network.layout.size :].zero_()
+
+    def slope(outputs: Tensor) -> Tensor:
+        total, grad = batch_slope(likelihood, leaves.raw, outputs, batch, cast(float, factor))
+        totals.append(total)
+        return grad
+
+    chain.gradients(leaves.weights, cast(Tensor, batch.inputs), slope)
+    return totals[0] * factor, {}
 
 
 def row_log_likelihoods(likelihood: Likelihood, raw: Tensor, outputs: Tensor, batch: Batch) -> Tensor:

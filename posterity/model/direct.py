@@ -7,6 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from posterity.model.layer_chains import LinearChain
+
 _ops: Any = torch.ops.aten
 
 _ALIGNED = 64  # bytes: new tensors begin at multiples, and products at other addresses are rounded otherwise
@@ -31,13 +33,16 @@ class Direct:
     layers: tuple[tuple[nn.Module, int, int | None], ...]
 
     @classmethod
-    def of(cls, layers: Sequence[nn.Module], indices: dict[tuple[int, str], int]) -> "Direct | None":
-        """The chain of these layers; None where autograd is needed.
+    def of(cls, chain: object, slots: Sequence[tuple[dict[str, Any], str, int]]) -> "Direct | None":
+        """The layers of a `LinearChain`; None where autograd is needed, as for any other module.
 
-        `indices` holds the index of each trained weight, by the id of its layer's table and its name there.
+        `slots` are the trained weights: the table of the layer, the name there, and the index among the weights.
         """
+        if not isinstance(chain, LinearChain):
+            return None
+        indices = {(id(table), name): index for table, name, index in slots}
         steps: list[tuple[nn.Module, int, int | None]] = []
-        for layer in layers:
+        for layer in chain.layers:
             if isinstance(layer, nn.Linear):
                 own = {name: indices.get((id(layer._parameters), name)) for name in ("weight", "bias")}
                 if any(own[name] is None and layer._parameters[name] is not None for name in own):
@@ -51,11 +56,13 @@ class Direct:
         used = [index for _, *own in steps for index in own if index is not None and index >= 0]
         return cls(tuple(steps)) if len(used) == len({*used}) == len(indices) else None
 
-    def takes(self, inputs: object) -> bool:
-        """Whether the first layer takes such rows as they are."""
+    def taking(self, inputs: object) -> "Direct | None":
+        """Itself if the first layer takes such rows as they are, outside of autocast; else None."""
         first = self.layers[0][0]
         assert isinstance(first, nn.Linear)
-        return isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.shape[1] == first.in_features
+        if not isinstance(inputs, Tensor) or inputs.dim() != 2 or inputs.shape[1] != first.in_features:
+            return None
+        return None if torch.is_autocast_enabled(inputs.device.type) else self
 
     @torch.no_grad()
     def gradients(self, weights: Sequence[Tensor], inputs: Tensor, head: Callable[[Tensor], Tensor]) -> None:

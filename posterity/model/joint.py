@@ -11,15 +11,8 @@ from torch import Tensor, nn
 
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
-from posterity.model.backward import (
-    Leaves,
-    LeavesCache,
-    backward,
-    batch_log_likelihood,
-    batch_slope,
-    batch_total,
-    side_by_side,
-)
+from posterity.model import backward
+from posterity.model.backward import Leaves, LeavesCache, batch_log_likelihood, batch_total, side_by_side
 from posterity.model.batch import Inputs, named_tensors
 from posterity.model.data import Batch, Data, OwnOrders, Reordered, StreamData, TensorData
 from posterity.model.network import Buffers, Network
@@ -283,8 +276,7 @@ class Joint:
         """Value, gradient and buffers of the log density at theta, batch norm in training mode: the hot path.
 
         The prior's gradient (`smooth`: without kinks) is written first; backward adds the data's to it, through views.
-        Steps that keep theta at one address give `out`, memory of their own for the gradient of the data: the views are
-        then made once.
+        Steps that keep theta at one address give `out`, memory for the data's part: the views are then made once.
         """
         weights, raw = self.split(theta.detach())
         value, grad = self._prior_value_and_grad(weights, raw, smooth)
@@ -304,11 +296,11 @@ class Joint:
         self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Buffers]:
         """As `value_and_grad`, for likelihood_power * log p(D | theta) alone, with the gradient in `out` if given."""
+        grad = torch.empty_like(theta, memory_format=torch.contiguous_format) if out is None else out
         if theta.dim() == 1 and out is not None:
-            value, buffers = self._write_data_grad(theta, batch, buffers, out, True)
-            return value, out, buffers
-        grad = torch.zeros_like(theta, memory_format=torch.contiguous_format) if out is None else out.zero_()
-        value, buffers = self._add_data_grad(theta, batch, buffers, grad, True)
+            value, buffers = self._write_data_grad(theta, batch, buffers, grad, True)
+        else:
+            value, buffers = self._add_data_grad(theta, batch, buffers, grad.zero_(), True)
         return value, grad, buffers
 
     @cached_property
@@ -320,7 +312,8 @@ class Joint:
     ) -> tuple[Tensor, Buffers]:
         """Return the tempered log-likelihood and the buffers; add its gradient to `grad`."""
         if theta.dim() == 1:
-            return self._add_data_grad_at(Leaves.at(self.network, theta, grad), batch, buffers, train)
+            leaves, factor = Leaves.at(self.network, theta, grad), self.powers[0] * (self.num_data / batch.size)
+            return backward.add_gradients(self.network, self.likelihood, leaves, batch, buffers, factor, train)
         network = self.network
         if network.one_by_one:  # activations of few members at a time are in memory
             own = network.buffers if buffers is None else buffers
@@ -352,35 +345,8 @@ class Joint:
         self, theta: Tensor, batch: Batch, buffers: Buffers | None, out: Tensor, train: bool
     ) -> tuple[Tensor, Buffers]:
         """As `_add_data_grad` for one theta, in place of what `out` holds."""
-        leaves = self._leaves.at(self.network, theta, out)
-        chain = self.network.direct(batch.inputs)
-        if chain is None:
-            out.zero_()
-            return self._add_data_grad_at(leaves, batch, buffers, train)
-        factor, totals = cast(float, self.powers[0]) * (self.num_data / batch.size), []
-        if leaves.raw.shape[0]:
-            out[self.num_weights :].zero_()
-
-        def slope(outputs: Tensor) -> Tensor:
-            total, grad = batch_slope(self.likelihood, leaves.raw, outputs, batch, factor)
-            totals.append(total)
-            return grad
-
-        chain.gradients(leaves.weights, cast(Tensor, batch.inputs), slope)
-        return totals[0] * factor, {}
-
-    def _add_data_grad_at(
-        self, leaves: Leaves, batch: Batch, buffers: Buffers | None, train: bool
-    ) -> tuple[Tensor, Buffers]:
-        factor = cast(float, self.powers[0]) * (self.num_data / batch.size)
-
-        def run(rows: Batch) -> tuple[Tensor, Buffers]:
-            network, likelihood = self.network, self.likelihood
-            total, after = batch_total(network, likelihood, leaves.weights, leaves.raw, rows, buffers, train=train)
-            backward(total, factor)
-            return total.detach() * factor, after
-
-        return self.network.passes.over(batch, run)
+        leaves, factor = self._leaves.at(self.network, theta, out), self.powers[0] * (self.num_data / batch.size)
+        return backward.write_gradients(self.network, self.likelihood, leaves, out, batch, buffers, factor, train)
 
     def data_value(
         self, weights: Sequence[Tensor], raw: Tensor, batch: Batch, buffers: Buffers | None, *, members: bool = False
