@@ -312,8 +312,8 @@ class Joint:
     ) -> tuple[Tensor, Buffers]:
         """Return the tempered log-likelihood and the buffers; add its gradient to `grad`."""
         if theta.dim() == 1:
-            leaves, factor = Leaves.at(self.network, theta, grad), self.powers[0] * (self.num_data / batch.size)
-            return backward.add_gradients(self.network, self.likelihood, leaves, batch, buffers, factor, train)
+            alone, factor = Leaves.at(self.network, theta, grad), self.powers[0] * (self.num_data / batch.size)
+            return backward.add_gradients(self.network, self.likelihood, alone, batch, buffers, factor, train)
         network = self.network
         if network.one_by_one:  # activations of few members at a time are in memory
             own = network.buffers if buffers is None else buffers
