@@ -26,6 +26,7 @@ logger = logging.getLogger("posterity")
 BUDGET = 2**30  # bytes of activations at once on the CPU
 _SHARE = 0.25  # of the memory of a GPU for activations
 
+Work: TypeAlias = Callable[[Problem, Any, Batch, Key], tuple[Any, Info]]
 Chunk: TypeAlias = tuple[Batch | None, float]  # rows, and their share of all rows
 
 
@@ -200,7 +201,7 @@ class Graph:
     numbers outside. Random numbers come from generators that are seeded before each replay.
     """
 
-    def __init__(self, method: Method, joint: Problem, state: Any, batch: Batch, key: Key) -> None:
+    def __init__(self, step: Work, joint: Problem, state: Any, batch: Batch, key: Key) -> None:
         """Record the step from `state`, without taking it."""
         device = joint.device
         given = leaves(state)
@@ -215,7 +216,7 @@ class Graph:
         self._last_batch: Batch | None = None
         # A plain step on copies shows which random numbers are drawn, and by how much the counts rise.
         with Streams(key) as streams, nothing_read():
-            after, _ = method.step(joint, clone(lifted), self._batch, key)
+            after, _ = step(joint, clone(lifted), self._batch, key)
         self._streams = streams.asked
         for stream in self._streams:
             if stream.device.type != "cuda":
@@ -231,7 +232,7 @@ class Graph:
             self._graph.register_generator_state(generator)
         with own_workspaces(), recording(self._graph):
             with Streams(key, self._streams, self._generators):
-                self._after, info = method.step(joint, lifted, self._batch, key)
+                self._after, info = step(joint, lifted, self._batch, key)
             self._settle()
             self._fixed = {name: value for name, value in info.items() if not isinstance(value, Tensor)}
             self._names = [name for name in info if name not in self._fixed]
@@ -314,29 +315,30 @@ class Stepper:
         if self._effort is not None and (effort := self._effort(self._joint, state)) != "none":
             with accelerated(effort):
                 return self._method.step(self._joint, state, batch, key)
-        if not self._wanted:
+        step = self._method.recordable(state) if self._wanted else None
+        if step is None:
             return self._method.step(self._joint, state, batch, key)
         known, kind = self._last
-        kind = (kind if known is state else shapes(state), shapes(batch))
+        kind = (step.__name__, kind if known is state else shapes(state), shapes(batch))
         graph = self._graphs.get(kind)
         if graph is None:
             count = self._seen[kind] = self._seen.get(kind, 0) + 1
             if count <= _PLAIN:
                 return self._method.step(self._joint, state, batch, key)
-            graph = self._recorded(kind, state, batch, key)
+            graph = self._recorded(step, kind, state, batch, key)
             if graph is None:
                 return self._method.step(self._joint, state, batch, key)
         state, info = graph.play(state, batch, key)
         self._last = state, graph.kind_after
         return state, info
 
-    def _recorded(self, kind: object, state: Any, batch: Batch, key: Key) -> Graph | None:
+    def _recorded(self, step: Work, kind: object, state: Any, batch: Batch, key: Key) -> Graph | None:
         """Record a step and return its graph; None, with a warning, ends all recording."""
         if len(self._graphs) == _MOST_KINDS:
             reason = f"states and batches come in more than {_MOST_KINDS} shapes"
         else:
             try:
-                graph = self._graphs[kind] = Graph(self._method, self._joint, state, batch, key)
+                graph = self._graphs[kind] = Graph(step, self._joint, state, batch, key)
                 logger.info("the steps are recorded as a CUDA graph")
                 return graph
             except Exception as error:  # any error of a user's module; the plain step raises it again if it is real

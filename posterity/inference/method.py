@@ -142,6 +142,13 @@ class Method(ABC):
     def step(self, joint: Problem, state: Any, batch: Batch, key: Key) -> tuple[Any, Info]:
         """Return the next state and the values to record."""
 
+    def recordable(self, state: Any) -> Callable[[Problem, Any, Batch, Key], tuple[Any, Info]] | None:
+        """Return the work of the step at this state that a graph may replay; by default all, or None by the traits.
+
+        A method whose steps are of several kinds has a function for each, and None for those that run plainly.
+        """
+        return self.step if self.traits.recordable else None
+
     def shortened(self, length: int) -> "tuple[Method, str] | None":
         """Return this method with `length` steps (or draws), and why its run is not the beginning of this one's.
 
@@ -268,13 +275,15 @@ class GradientFit(Method):
         size = self.batch_size if self.batch_size is None else self.chosen("batch_size")
         return data.minibatches(size, self.chosen("steps"), key)
 
+    def _number(self, state: Any) -> int | Tensor:
+        """Return the number of the step: on a GPU in float64 there, as in a recorded step, for the same bits."""
+        step, parameters = state.step, state[0]
+        return torch.as_tensor(step, dtype=torch.float64, device=parameters.device) if parameters.is_cuda else step
+
     def _step_size(self, state: Any) -> float | Tensor:
         schedule: Schedule = self.chosen("schedule")
         size: float = self.chosen("optimizer").step_size
-        step, parameters = state.step, state[0]
-        if parameters.is_cuda:  # in float64 on the device, as in a recorded step: plain steps have the same bits
-            step = torch.as_tensor(step, dtype=torch.float64, device=parameters.device)
-        return size * schedule.factor(step, self.chosen("steps"))
+        return size * schedule.factor(self._number(state), self.chosen("steps"))
 
     def _ascended(self, joint: Problem, parameters: Tensor, grad: Tensor, state: Any) -> Any:
         """Move the parameters in place along the gradient; returns the optimiser's moments."""

@@ -1,6 +1,7 @@
 """Class labels from logits."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,9 @@ from posterity.errors import BadData, shown
 from posterity.likelihoods.fisher import OutputFisher
 from posterity.likelihoods.likelihood import IGNORED, Entrywise, first_row
 from posterity.numerics.random import Key
+
+_ops: Any = torch.ops.aten
+_SUM = 2  # torch's number of the reduction
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,16 @@ class Categorical(Entrywise):
         if outputs.dim() == targets.dim() + 1:  # fewer operations, which matters for small networks
             return -functional.cross_entropy(outputs, targets, reduction="sum", ignore_index=IGNORED)
         return super().total_log_prob(outputs, targets)
+
+    def total_and_slope(self, outputs: Tensor, targets: Tensor, factor: float) -> tuple[Tensor, Tensor] | None:
+        if outputs.dim() != 2:
+            return None
+        # The operations that autograd would call.
+        log_probs = _ops._log_softmax(outputs, 1, False)
+        loss, weight = _ops.nll_loss_forward(log_probs, targets, None, _SUM, IGNORED)
+        above = torch.full((), -factor, dtype=outputs.dtype, device=outputs.device)
+        grad = _ops.nll_loss_backward(above, log_probs, targets, None, _SUM, IGNORED, weight)
+        return -loss, _ops._log_softmax_backward_data(grad, log_probs, 1, outputs.dtype)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
         probabilities = outputs.softmax(self._axis).movedim(self._axis, -1)  # (..., N, *positions, C)

@@ -87,6 +87,13 @@ class Likelihood(ABC):
         """Return the sum of `log_prob` over the rows, (...), for targets of which none is missing."""
         return self.log_prob(outputs, targets).sum(-1)
 
+    def total_and_slope(self, outputs: Tensor, targets: Tensor, factor: float) -> tuple[Tensor, Tensor] | None:
+        """Return `total_log_prob` and `factor` times its gradient in outputs (N, C), both without a graph.
+
+        They have the bits of autograd. None, the default, where autograd itself finds them.
+        """
+        return None
+
     def observed(self, targets: Tensor) -> Tensor | None:
         """Return which entries of the targets are not missing, shaped as they are; None where none can be missing."""
         return None

@@ -204,7 +204,7 @@ class MCDropout(GradientFit):
 
     @property
     def traits(self) -> Traits:
-        return Traits(passes=("bf16",))  # masks are drawn for the rows of a whole batch
+        return Traits(recordable=True, passes=("bf16",))  # masks are drawn for the rows of a whole batch
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> MCDropoutState:
         theta = theta.clone()

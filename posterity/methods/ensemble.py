@@ -1,7 +1,7 @@
 """Deep ensembles of any method; members that diverge are left out."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -232,6 +232,21 @@ class Ensemble(Method):
                 stepped.append(self.method.step(_member(joint, index), own, rows, key))
             members, infos = zip(*stepped, strict=True)
             info = {name: torch.stack([torch.as_tensor(own[name]) for own in infos]) for name in infos[0]}
+        return self._noted(state, members, info)
+
+    def recordable(self, state: EnsembleState) -> Callable[[Problem, Any, Batch, Key], tuple[Any, Info]] | None:
+        work = self.method.recordable(state.members) if self._together else None
+        if work is None:
+            return None
+
+        def step(joint: Problem, state: EnsembleState, batch: Batch, key: Key) -> tuple[EnsembleState, Info]:
+            return self._noted(state, *work(joint, state.members, batch, key))
+
+        step.__name__ = work.__name__
+        return step
+
+    def _noted(self, state: EnsembleState, members: Any, info: Info) -> tuple[EnsembleState, Info]:
+        """The state after a step, in which members whose loss is not finite are left out."""
         if "loss" not in info:
             return state._replace(members=members), info
         loss = torch.as_tensor(info["loss"])

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posterity.errors import positive_whole
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import BatchSize, Footprint, Info, theta_bytes
+from posterity.inference.method import BatchSize, Footprint, Info, Traits, theta_bytes
 from posterity.jacobians.jacobian import CACHED, chunk_size
 from posterity.methods.parts.gradients.estimator import Factorised, Gradients, divergence, initial_log_scales, shifted
 from posterity.methods.parts.variational_fit import DIAGONAL, Start, VariationalFit, mean_units
@@ -108,6 +108,10 @@ class LowRankGaussian(VariationalFit):
             )
         return joint
 
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, recordable=not self.search)
+
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         count, rank = joint.num_random, self.chosen("rank")
         size = joint.size + (rank + 1) * count
@@ -134,7 +138,7 @@ class LowRankGaussian(VariationalFit):
         self, joint: Problem, state: LowRankGaussianState, batch: Batch, key: Key
     ) -> tuple[LowRankGaussianState, Info]:
         parameters = state.parameters
-        if state.step < self.search:
+        if self.search and state.step < self.search:  # a recorded step is a tensor, whose value must not be read
             return self._search_step(joint, state, batch)
         grad, terms, buffers = self._ascent(joint, parameters, batch, state.buffers, key)
         moments = self._ascended(joint, parameters, grad, state, self._units(joint, state))
@@ -217,8 +221,8 @@ class LowRankGaussian(VariationalFit):
                 log_priors.append(joint.log_prior(theta))
         value = torch.stack(values).mean(0)
         inner, marginal = _inner(scale, factor)
-        root, _ = torch.linalg.cholesky_ex(inner)  # all eigenvalues at least one; a NaN stays, for the run to see
-        entropy = log_scale.double().sum(-1) + root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        inverse, log_root = _inverse_root(inner)
+        entropy = log_scale.double().sum(-1) + log_root
         entropy = (entropy + count * _HALF_LOG_TWO_PI_E).to(mean.dtype)
         likelihood_power, prior_power = joint.powers
         if closed:
@@ -235,7 +239,7 @@ class LowRankGaussian(VariationalFit):
             cross_entropy = -torch.stack(log_priors).mean(0)
             data_value = value + prior_power * cross_entropy
         grad_scale.mul_(scale)  # d scale / d log scale
-        _add_entropy_grad(root, scale, factor, grad_scale, grad_factor)
+        _add_entropy_grad(inverse, scale, factor, grad_scale, grad_factor)
         bound = data_value - prior_power * cross_entropy + entropy
         return grad, _Terms(data_value / likelihood_power, cross_entropy - entropy, bound), buffers
 
@@ -287,10 +291,36 @@ def _inner(scale: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     return inner, marginal
 
 
-def _add_entropy_grad(root: Tensor, scale: Tensor, factor: Tensor, grad_log_scale: Tensor, grad_factor: Tensor) -> None:
-    """Add the gradient of log det(diag(scale^2) + F F^T) / 2 in log scale and F, from the factor of A = L L^T."""
-    eye = torch.eye(factor.shape[-2], dtype=torch.float64, device=factor.device)
-    inverse: Tensor = torch.linalg.solve_triangular(root, eye, upper=False)
+def _inverse_root(inner: Tensor) -> tuple[Tensor, Tensor]:
+    """L^-1 (..., K, K) and log det L of A = L L^T, whose eigenvalues are at least one; a NaN stays, for the run to see.
+
+    On a GPU by elimination: the solvers of its libraries read memory of the CPU, which a recording does not see.
+    """
+    if inner.is_cuda:
+        return _eliminated(inner)
+    root, _ = torch.linalg.cholesky_ex(inner)
+    eye = torch.eye(inner.shape[-1], dtype=inner.dtype)
+    return torch.linalg.solve_triangular(root, eye, upper=False), root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def _eliminated(inner: Tensor) -> tuple[Tensor, Tensor]:
+    """As `_inverse_root`, by K steps of Gauss's elimination on (A, I), of which each row is divided by its root."""
+    size = inner.shape[-1]
+    eye = torch.eye(size, dtype=inner.dtype, device=inner.device).expand_as(inner)
+    table, rows, pivots = torch.cat([inner, eye], dim=-1), [], []
+    for _ in range(size):
+        pivots.append(table[..., 0, :1])
+        row = table[..., :1, 1:] * pivots[-1].rsqrt().unsqueeze(-1)  # (..., 1, .)
+        rows.append(row[..., -size:])
+        column = table[..., 1:, :1] * pivots[-1].rsqrt().unsqueeze(-1)
+        table = table[..., 1:, 1:] - column * row
+    return torch.cat(rows, dim=-2), 0.5 * torch.cat(pivots, dim=-1).log().sum(-1)
+
+
+def _add_entropy_grad(
+    inverse: Tensor, scale: Tensor, factor: Tensor, grad_log_scale: Tensor, grad_factor: Tensor
+) -> None:
+    """Add the gradient of log det(diag(scale^2) + F F^T) / 2 in log scale and F, from L^-1, where A = L L^T."""
     for chunk, white in _whitened(scale, factor):
         half = inverse @ white  # L^-1 F^T / scale
         grad_log_scale[..., chunk] += 1.0 - half.square().sum(-2)

@@ -18,6 +18,7 @@ from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.model.batch import named_tensors
 from posterity.model.data import NoData, StreamData
 from posterity.numerics.random import Key
+from posterity.numerics.workspace import workspace
 from posterity.optim.lbfgs import LBFGS
 from posterity.optim.optimizer import Adam, Optimizer, Proximal
 from posterity.optim.schedules import Constant, Cosine, Schedule
@@ -202,7 +203,9 @@ class MAP(GradientFit):
             search = self.optimizer.climb(theta, value, grad, search)
             return MAPState(theta, search, buffers, state.step + 1), {"loss": search.value / joint.num_data}
         if not self.proximal:
-            value, grad, buffers = joint.value_and_grad(theta, batch, state.buffers)
+            value, grad, buffers = joint.value_and_grad(
+                theta, batch, state.buffers, out=workspace(joint, "grad", theta)
+            )
             moments = self._ascended(joint, theta, grad, state)
             return MAPState(theta, moments, buffers, state.step + 1), {"loss": -value / joint.num_data}
         joint = joint.as_joint("MAP(proximal=True)")

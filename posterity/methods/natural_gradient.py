@@ -4,13 +4,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from posterity.errors import fraction, of_kinds, positive, shown
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import BatchSize, Footprint, Info, theta_bytes
+from posterity.inference.method import BatchSize, Footprint, Info, Traits, theta_bytes
 from posterity.methods.parts.gradients.drawn_weights import WeightSampling
 from posterity.methods.parts.gradients.estimator import (
     Estimator,
@@ -143,11 +144,9 @@ class NaturalGradient(VariationalFit):
             "estimator": sampling(draws) if self.estimator is None else self.estimator,
         }
 
-    def _rate(self, step: int) -> float:
-        """1 - beta2 at this step."""
-        if self.beta2 is not None:
-            return 1.0 - self.beta2
-        return _RATE * float(self.chosen("schedule").factor(step, self.chosen("steps")))
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, recordable=not self.search)
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         count, size = joint.num_random, joint.size
@@ -171,14 +170,15 @@ class NaturalGradient(VariationalFit):
         self, joint: Problem, state: NaturalGradientState, batch: Batch, key: Key
     ) -> tuple[NaturalGradientState, Info]:
         mean, precision, momentum = state.mean, state.precision, state.momentum
-        if state.step < self.search:
+        if self.search and state.step < self.search:  # a recorded step is a tensor, whose value must not be read
             return self._search_step(joint, state, batch)
         scale = torch.rsqrt(precision, out=workspace(joint, "scale", precision))
         q = Factorised(mean, scale, joint.random_indices)
         term = self.chosen("estimator").data_term(joint, q, batch, state.buffers, state.memory, key.fold("data"))
         pulls = Gradients(workspace(joint, "pull", mean).zero_(), workspace(joint, "pull_scale", scale).zero_())
         prior = divergence(joint, q, scale.log(), key.fold("prior"), pulls, 1.0)
-        factor = self.chosen("schedule").factor(state.step, self.steps)
+        step = self._number(state)
+        factor = self.chosen("schedule").factor(step, self.chosen("steps"))
         if term.divergence_grads is None:
             pull, hessian = pulls.mean, pulls.scale.div_(scale)
         else:  # at the draws, the entropy with its -1 / scale among them
@@ -190,7 +190,7 @@ class NaturalGradient(VariationalFit):
             moments = self._ascended(joint, moved, ascent, state)
             mean.index_copy_(-1, points, moved)
         momentum.lerp_(q.random(term.grad_mean), 1.0 - self.beta1)
-        correction = 1.0 - self.beta1 ** (state.step + 1)
+        correction = 1.0 - self.beta1 ** (step + 1)
         product = term.grad_scale.contiguous()
         online_newton_(
             precision,
@@ -200,7 +200,7 @@ class NaturalGradient(VariationalFit):
             product,
             hessian,
             weight=-1.0,  # these are gradients of the log-likelihood, not of a loss
-            rate=self._rate(state.step),
+            rate=_RATE * factor if self.beta2 is None else 1.0 - self.beta2,
             pull_factor=-correction,
             bend=self.bend,
             radius=math.inf if self.radius is None else self.chosen("radius") * correction,
@@ -210,8 +210,8 @@ class NaturalGradient(VariationalFit):
             mean[..., : product.shape[-1]].add_(product)
         else:
             mean.index_add_(-1, q.places, product)
-        info, step = prior.info(joint, term.value), state.step + 1
-        return NaturalGradientState(mean, precision, momentum, moments, term.buffers, term.memory, step), info
+        after = NaturalGradientState(mean, precision, momentum, moments, term.buffers, term.memory, state.step + 1)
+        return after, prior.info(joint, term.value)
 
     def _search_step(
         self, joint: Problem, state: NaturalGradientState, batch: Batch
@@ -231,12 +231,17 @@ class NaturalGradient(VariationalFit):
         return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], precision, last.buffers)
 
 
+_POINTS: WeakKeyDictionary[Problem, Tensor] = WeakKeyDictionary()  # made once: a recorded step cannot look for them
+
+
 def _points(joint: Problem, device: torch.device) -> Tensor | None:
     """Indices into theta of the entries without a distribution; None where there are none."""
     if joint.num_random == joint.size:
         return None
     if joint.random_indices is None:
         return torch.arange(joint.num_random, joint.size, device=device)
-    fixed = torch.ones(joint.size, dtype=torch.bool, device=device)
-    fixed[joint.random_indices] = False
-    return fixed.nonzero().squeeze(-1)
+    if joint not in _POINTS:
+        fixed = torch.ones(joint.size, dtype=torch.bool, device=device)
+        fixed[joint.random_indices] = False
+        _POINTS[joint] = fixed.nonzero().squeeze(-1)
+    return _POINTS[joint]

@@ -2,10 +2,10 @@
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -159,7 +159,14 @@ class SWAG(Method):
 
     @property
     def traits(self) -> Traits:
-        return Traits(anytime=False, passes=("bf16", "micro_batch"))
+        recordable = self.fit is not None and self.fit.traits.recordable
+        return Traits(anytime=False, recordable=recordable, passes=("bf16", "micro_batch"))
+
+    def recordable(self, state: SWAGState) -> Callable[[Problem, Any, Batch, Key], tuple[Any, Info]] | None:
+        if not self.traits.recordable or state.fit.step >= self.fit.steps:  # the last pass is short
+            return None
+        since = state.fit.step + 1 - self.warmup
+        return self._collecting if since > 0 and since % self.every == 0 else self._fitting
 
     @property
     def batch_size(self) -> int | None:
@@ -215,22 +222,32 @@ class SWAG(Method):
         """Step the fit and perhaps collect theta; or take a batch of the last pass."""
         if state.fit.step >= self.fit.steps:
             return _refreshed(joint, state, batch), {}
+        since = state.fit.step + 1 - self.warmup
+        step = self._collecting if since > 0 and since % self.every == 0 else self._fitting
+        return step(joint, state, batch, key)
+
+    def _fitting(self, joint: Problem, state: SWAGState, batch: Batch, key: Key) -> tuple[SWAGState, Info]:
         fit, info = self.fit.step(joint, state.fit, batch, key)
-        state = state._replace(fit=fit)
-        since = fit.step - self.warmup
-        return (self.collect(joint, state) if since > 0 and since % self.every == 0 else state), info
+        return state._replace(fit=fit), info
+
+    def _collecting(self, joint: Problem, state: SWAGState, batch: Batch, key: Key) -> tuple[SWAGState, Info]:
+        state, info = self._fitting(joint, state, batch, key)
+        return self.collect(joint, state), info
 
     def collect(self, joint: Problem, state: SWAGState) -> SWAGState:
         """Add theta to the moments; its deviation replaces the oldest."""
         theta = state.fit.theta.to(torch.float64)
         before = theta - state.mean
-        mean = state.mean + before / (state.collected + 1)
+        # On the device, as in a recorded step, so that plain steps have the same bits.
+        collected = torch.as_tensor(state.collected, dtype=torch.float64, device=theta.device)
+        mean = state.mean + before / (collected + 1)
         after = theta - mean
         # Welford's sum: E[theta^2] - m^2 would cancel, and could be negative.
         random = slice(joint.num_weights) if joint.random_indices is None else joint.random_indices
         squares = state.squares + (before * after)[..., random]
         if self.rank:
-            state.deviations[..., state.collected % self.rank, :] = after[..., random].to(state.deviations.dtype)
+            slot = (collected % self.rank).long().reshape(1)
+            state.deviations.index_copy_(-2, slot, after[..., random].unsqueeze(-2).to(state.deviations.dtype))
         return state._replace(mean=mean, squares=squares, collected=state.collected + 1)
 
     def from_checkpoints(

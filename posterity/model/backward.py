@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -129,6 +129,71 @@ def batch_log_likelihood(likelihood: Likelihood, raw: Tensor, outputs: Tensor, b
             return likelihood.total_log_prob(outputs, targets)
         return likelihood.log_prob(outputs, targets).sum(-1)
     return row_log_likelihoods(likelihood, raw, outputs, batch).sum(-1)
+
+
+def batch_slope(
+    likelihood: Likelihood, raw: Tensor, outputs: Tensor, batch: Batch, factor: float
+) -> tuple[Tensor, Tensor]:
+    """The log-likelihood of a batch, and `factor` times its gradient in the outputs (n, C), which have no graph.
+
+    `factor` times the gradient in the raw learnt parameters is added to `raw.grad`.
+    """
+    if batch.weights is None and not raw.shape[-1]:
+        targets = _targets(likelihood, raw, outputs, batch)
+        if batch.complete or not targets.is_floating_point():
+            known = likelihood.total_and_slope(outputs, targets, factor)
+            if known is not None:
+                return known
+    leaf = outputs.detach().requires_grad_()
+    with torch.enable_grad():
+        total = batch_log_likelihood(likelihood, raw, leaf, batch)
+    backward(total, factor)
+    return total.detach(), torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def add_gradients(
+    network: Network,
+    likelihood: Likelihood,
+    leaves: Leaves,
+    batch: Batch,
+    buffers: Buffers | None,
+    factor: float | Tensor,
+    train: bool,
+) -> tuple[Tensor, Buffers]:
+    """`factor` times the log-likelihood of a batch, whose gradient is added to that of the leaves; and the buffers."""
+
+    def run(rows: Batch) -> tuple[Tensor, Buffers]:
+        total, after = batch_total(network, likelihood, leaves.weights, leaves.raw, rows, buffers, train=train)
+        backward(total, cast(float, factor))
+        return total.detach() * factor, after
+
+    return network.passes.over(batch, run)
+
+
+def write_gradients(
+    network: Network,
+    likelihood: Likelihood,
+    leaves: Leaves,
+    out: Tensor,
+    batch: Batch,
+    buffers: Buffers | None,
+    factor: float | Tensor,
+    train: bool,
+) -> tuple[Tensor, Buffers]:
+    """As `add_gradients`, in place of what the vector `out` holds, into which the gradients of the leaves are views."""
+    chain, totals = network.direct(batch.inputs), list[Tensor]()
+    if chain is None:
+        out.zero_()
+        return add_gradients(network, likelihood, leaves, batch, buffers, factor, train)
+    out[network.layout.size :].zero_()
+
+    def slope(outputs: Tensor) -> Tensor:
+        total, grad = batch_slope(likelihood, leaves.raw, outputs, batch, cast(float, factor))
+        totals.append(total)
+        return grad
+
+    chain.gradients(leaves.weights, cast(Tensor, batch.inputs), slope)
+    return totals[0] * factor, {}
 
 
 def row_log_likelihoods(likelihood: Likelihood, raw: Tensor, outputs: Tensor, batch: Batch) -> Tensor:

@@ -49,7 +49,7 @@ class TensorData(Data):
                 order = key.fold(epoch).permutation(self.num_data, "cpu").to(device)
                 first, last = max(start - epoch * each, 0), min(steps - epoch * each, each)
                 for number in range(first, last):
-                    index = order[number * size : (number + 1) * size]
+                    index = order.narrow(0, number * size, size)
                     batch = self.rows.map(lambda tensor, index=index: tensor.index_select(axis, index))  # type: ignore[misc]
                     yield batch.augmented(policy, key, epoch * each + number)
 

@@ -1,12 +1,12 @@
 """The data term of a joint: its value, and its gradient, which is added to that of the prior."""
 
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from posterity.model.backward import Leaves, backward, batch_total, side_by_side
+from posterity.model.backward import Leaves, add_gradients, batch_total, side_by_side
 from posterity.model.data import Batch
 from posterity.model.network import Buffers
 from posterity.processes import Group
@@ -31,8 +31,10 @@ def add_data_grad(
     network = joint.network
     if network.sharing is not None:
         return _add_shared(joint, network.sharing, theta, batch, buffers, grad, train)
+    share = joint.num_data / (batch.size if size is None else size)
     if theta.dim() == 1:
-        return add_data_grad_at(joint, Leaves.at(network, theta, grad), batch, buffers, train, size)
+        leaves = Leaves.at(network, theta, grad)
+        return add_gradients(network, joint.likelihood, leaves, batch, buffers, joint.powers[0] * share, train)
     if network.one_by_one:  # activations of few members at a time are in memory
         own = network.buffers if buffers is None else buffers
         members = [(joint.member(i), theta[i], batch.member(i), network.buffers_of(own, i)) for i in range(len(theta))]
@@ -41,37 +43,21 @@ def add_data_grad(
         after = {name: torch.stack([member_buffers[name] for _, member_buffers in each]) for name in each[0][1]}
         return torch.stack([value for value, _ in each]), after
     weights, raw = joint.split(theta.detach())
-    share = joint.num_data / (batch.size if size is None else size)
-    leaves = [view.requires_grad_() for view in network.views(weights)]
+    views = [view.requires_grad_() for view in network.views(weights)]
     slots = [*network.views(grad[..., : joint.num_weights]), grad[..., joint.num_weights :]]
     raw.requires_grad_()
 
     def run(rows: Batch) -> tuple[Tensor, Buffers]:
-        total, after = batch_total(network, joint.likelihood, leaves, raw, rows, buffers, members=True, train=train)
+        total, after = batch_total(network, joint.likelihood, views, raw, rows, buffers, members=True, train=train)
         factor = torch.ones_like(total) * (joint.powers[0] * share)
         # The leaves are not dense, so autograd would not add to their gradients in place.
-        parts = torch.autograd.grad(total, [*leaves, raw], factor, allow_unused=True)
+        parts = torch.autograd.grad(total, [*views, raw], factor, allow_unused=True)
         for slot, part in zip(slots, parts, strict=True):
             if part is not None:
                 slot.add_(part)
         return total.detach() * factor, after
 
     return network.passes.over(batch, run)
-
-
-def add_data_grad_at(
-    joint: "Joint", leaves: Leaves, batch: Batch, buffers: Buffers | None, train: bool, size: int | None = None
-) -> tuple[Tensor, Buffers]:
-    """As `add_data_grad` at one theta, whose leaves are given; no other process shares the rows."""
-    factor = cast(float, joint.powers[0]) * (joint.num_data / (batch.size if size is None else size))
-
-    def run(rows: Batch) -> tuple[Tensor, Buffers]:
-        network, likelihood = joint.network, joint.likelihood
-        total, after = batch_total(network, likelihood, leaves.weights, leaves.raw, rows, buffers, train=train)
-        backward(total, factor)
-        return total.detach() * factor, after
-
-    return joint.network.passes.over(batch, run)
 
 
 def _add_shared(

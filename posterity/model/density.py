@@ -345,9 +345,15 @@ class Density:
         return theta.new_zeros(theta.shape[:-1])
 
     def value_and_grad(
-        self, theta: Tensor, batch: object = None, buffers: Buffers | None = None, *, train: bool = True
+        self,
+        theta: Tensor,
+        batch: object = None,
+        buffers: Buffers | None = None,
+        *,
+        train: bool = True,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Buffers]:
-        """Value and gradient of the log density at theta."""
+        """Value and gradient of the log density at theta; `out` is for a `Joint`."""
         leaf = theta.detach().requires_grad_()
         with torch.enable_grad():
             value = self.log_density(leaf)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
-from posterity.model.backward import LeavesCache, batch_log_likelihood, batch_total
+from posterity.model.backward import LeavesCache, batch_log_likelihood, batch_total, write_gradients
 from posterity.model.batch import Inputs, named_tensors
 from posterity.model.data import Batch, Data, OwnOrders, Reordered, StreamData, TensorData
-from posterity.model.data_term import add_data_grad, add_data_grad_at
+from posterity.model.data_term import add_data_grad
 from posterity.model.network import Buffers, Network
 from posterity.model.problem import (
     check_inputs,
@@ -272,11 +272,19 @@ class Joint:
         return likelihood, prior
 
     def value_and_grad(
-        self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, *, train: bool = True, smooth: bool = False
+        self,
+        theta: Tensor,
+        batch: Batch,
+        buffers: Buffers | None = None,
+        *,
+        train: bool = True,
+        smooth: bool = False,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Buffers]:
         """Value, gradient and buffers of the log density at theta, batch norm in training mode: the hot path.
 
         The prior's gradient (`smooth`: without kinks) is written first; backward adds the data's to it, through views.
+        Steps that keep theta at one address give `out`, memory for the data's part: the views are then made once.
         """
         weights, raw = self.split(theta.detach())
         value, grad = self._prior_value_and_grad(weights, raw, smooth)
@@ -285,18 +293,22 @@ class Joint:
             value, grad = prior_power * value, grad.mul_(prior_power.unsqueeze(-1))
         elif prior_power != 1.0:
             value, grad = prior_power * value, grad.mul_(prior_power)
-        data_value, buffers = add_data_grad(self, theta, batch, buffers, grad, train)
+        if theta.dim() == 1 and out is not None and self.network.passes.micro_batch is None and not self._shared:
+            data_value, buffers = self._write_data_grad(theta, batch, buffers, out, train)
+            grad.add_(out)
+        else:
+            data_value, buffers = add_data_grad(self, theta, batch, buffers, grad, train)
         return value + data_value, grad, buffers
 
     def data_value_and_grad(
         self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Buffers]:
         """As `value_and_grad`, for likelihood_power * log p(D | theta) alone, with the gradient in `out` if given."""
-        grad = torch.zeros_like(theta, memory_format=torch.contiguous_format) if out is None else out.zero_()
-        if theta.dim() == 1 and out is not None and self.network.sharing is None:
-            value, buffers = add_data_grad_at(self, self._leaves.at(self.network, theta, grad), batch, buffers, True)
+        grad = torch.empty_like(theta, memory_format=torch.contiguous_format) if out is None else out
+        if theta.dim() == 1 and out is not None and not self._shared:
+            value, buffers = self._write_data_grad(theta, batch, buffers, grad, True)
         else:
-            value, buffers = add_data_grad(self, theta, batch, buffers, grad, True)
+            value, buffers = add_data_grad(self, theta, batch, buffers, grad.zero_(), True)
         return value, grad, buffers
 
     @cached_property
@@ -308,6 +320,17 @@ class Joint:
     @cached_property
     def _leaves(self) -> LeavesCache:
         return LeavesCache()
+
+    @property
+    def _shared(self) -> bool:
+        return self.network.sharing is not None
+
+    def _write_data_grad(
+        self, theta: Tensor, batch: Batch, buffers: Buffers | None, out: Tensor, train: bool
+    ) -> tuple[Tensor, Buffers]:
+        """As `add_data_grad` for one theta, in place of what `out` holds."""
+        leaves, factor = self._leaves.at(self.network, theta, out), self.powers[0] * (self.num_data / batch.size)
+        return write_gradients(self.network, self.likelihood, leaves, out, batch, buffers, factor, train)
 
     def data_value(
         self, weights: Sequence[Tensor], raw: Tensor, batch: Batch, buffers: Buffers | None, *, members: bool = False

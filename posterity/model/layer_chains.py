@@ -1,6 +1,5 @@
 """Chains of layers whose members run as batched products and grouped convolutions."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posterity.model.batch import Inputs
+from posterity.model.layouts import aligned, channels_last
 from posterity.networks.convolutional import ResidualBlock
 from posterity.networks.layers import Erf, Scaled
 
@@ -38,10 +38,6 @@ class LinearChain:
         if not isinstance(first, nn.Linear) or not isinstance(inputs, Tensor):
             return False
         return inputs.dim() == (3 if per_member else 2) and inputs.shape[-1] == first.in_features
-
-    def laid_out(self, weights: Sequence[Tensor], inputs: Inputs, train: bool) -> tuple[Sequence[Tensor], Inputs]:
-        """Weights and inputs of a single network in the preferred memory layout: as they are."""
-        return weights, inputs
 
     def run(self, inputs: Tensor, count: int, per_member: bool) -> Tensor:
         """Outputs (M, n, C) of rows (n, D) or (M, n, D); weights of the layers have a leading axis M or are shared."""
@@ -130,27 +126,10 @@ class ImageChain:
         kernels = [part for layer in self.images for part in layer.modules() if isinstance(part, nn.Conv2d)]
         return median(min(kernel.in_channels, kernel.out_channels) for kernel in kernels) >= WIDE
 
-    def laid_out(self, weights: Sequence[Tensor], inputs: Inputs, train: bool) -> tuple[Sequence[Tensor], Inputs]:
-        """Weights and inputs of a single network in the preferred memory layout.
-
-        In training on a GPU kernels also get the type in which autocast computes: one pass over them, instead of one
-        for the type and one for the layout, which the backward pass would repeat. Other weights are aligned. Otherwise
-        weights stay as they are: derivatives of outputs recognise them.
-        """
-        if not isinstance(inputs, Tensor) or inputs.dim() != 4 or not inputs.is_cuda:
-            return weights, inputs
-        wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
-        if not train or any(map(wrapped, weights)):  # vmap knows no layouts
-            return weights, _laid_out(inputs)
-        half = torch.is_autocast_enabled("cuda") and inputs.dtype != torch.float64
-        kind = torch.get_autocast_dtype("cuda") if half else inputs.dtype
-        kernels = (w.to(kind, memory_format=torch.channels_last) if w.dim() == 4 else w for w in weights)
-        return [_aligned(w) for w in kernels], _laid_out(inputs)
-
     def run(self, inputs: Tensor, count: int, per_member: bool) -> Tensor:
         """Outputs (M, n, K) of images (n, C, H, W) or (M, n, C, H, W); weights have a leading axis M or are shared."""
         images = inputs.transpose(0, 1).flatten(1, 2) if per_member else inputs  # (n, M C, H, W) or (n, C, H, W)
-        images = _Members(count, not per_member).through(self.images, _laid_out(images))
+        images = _Members(count, not per_member).through(self.images, channels_last(images))
         rows = images.reshape(len(images), count, -1).transpose(0, 1)  # (M, n, C H W)
         return self.rest.through(rows)
 
@@ -187,16 +166,6 @@ def _groupable(layer: nn.Module) -> bool:
     return not isinstance(layer, nn.Linear)
 
 
-def _laid_out(images: Tensor) -> Tensor:
-    return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images
-
-
-def _aligned(weight: _Weight) -> _Weight:
-    """The weight at an address that cuDNN's batch norm can read with channels last: slices of theta begin anywhere."""
-    astray = weight is not None and weight.is_cuda and weight.storage_offset() * weight.element_size() % 16
-    return weight.clone() if weight is not None and astray else weight
-
-
 @dataclass
 class _Members:
     """Runs layers on images with `count` members as channels (n, M C, H, W), or (n, C, H, W) while `shared`."""
@@ -228,7 +197,7 @@ class _Members:
         return F.conv2d(images, weight, bias, layer.stride, layer.padding, layer.dilation, groups)
 
     def _normalised(self, layer: nn.BatchNorm2d, images: Tensor) -> Tensor:
-        scale, shift = _aligned(self._joined(layer.weight, 1)), _aligned(self._joined(layer.bias, 1))
+        scale, shift = aligned(self._joined(layer.weight, 1)), aligned(self._joined(layer.bias, 1))
         mean, variance = self._joined(layer.running_mean, 1), self._joined(layer.running_var, 1)
         if layer.training and layer.num_batches_tracked is not None:
             layer.num_batches_tracked.add_(1)
@@ -241,5 +210,5 @@ class _Members:
         if layer.stride > 1 or layer.missing:
             strided = images[:, :, :: layer.stride, :: layer.stride]
             strided = strided.reshape(len(strided), self.count, -1, *strided.shape[2:])  # (n, M, C, H, W)
-            images = _laid_out(layer.padded(strided).flatten(1, 2))
+            images = channels_last(layer.padded(strided).flatten(1, 2))
         return F.relu(images + change)

@@ -51,6 +51,19 @@ class Turn:
         return Turn, ()  # a lock is not copied
 
 
+@contextmanager
+def last_batch_alone(norms: Sequence[nn.Module]) -> Iterator[None]:
+    """Let the running statistics of batch norm forget all batches but the last."""
+    momenta = [norm.momentum for norm in norms]
+    try:
+        for norm in norms:
+            norm.momentum = 1.0  # type: ignore[assignment]
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+
+
 def private(module: object) -> nn.Module:
     """Copy the user's module in evaluation mode; raises an error that says what to do where it cannot be used."""
     module = uncompiled(module) if isinstance(module, nn.Module) else module

@@ -13,12 +13,15 @@ from torch import Tensor, nn
 
 from posterity.errors import unknown
 from posterity.model.batch import LABELS, Inputs, map_inputs, num_rows
+from posterity.model.direct import Direct
 from posterity.model.layer_chains import ImageChain, image_chain, linear_chain
+from posterity.model.layouts import ImageLayout
 from posterity.model.module import (
     Turn,
     check_one_kind,
     fresh_weights,
     in_training,
+    last_batch_alone,
     made_by,
     named_weights,
     plain_attention,
@@ -40,7 +43,6 @@ logger = logging.getLogger("posterity")
 
 Weights = Sequence[Tensor]
 Function = Callable[..., Any]
-
 Buffers = dict[str, Tensor]
 """Batch-norm statistics and other buffers of a network, by name."""
 
@@ -95,6 +97,7 @@ class Network:
         self._running = frozenset(name for name, b in buffers.items() if id(b) in written)
         self._chain = (linear_chain(self._module) or image_chain(self._module)) if outputs is None else None
         self._refusals: list[str] = []  # why vmap refuses the module; shared with the copies of this network
+        self._images = ImageLayout.of(module)
         self._own = [(table, name, table[name]) for key in self._names for table, name in self._tables(key)]
         self._looked: list[str] = []  # not empty after the check for recomputation; shared with the copies, too
         self._effects: list[SideEffects] = []  # of a call, once found; shared with the copies, too
@@ -117,6 +120,7 @@ class Network:
         self._frozen_slots = [(*slot, key) for key in self.frozen for slot in self._tables(key)]
         self._buffer_slots = [(*slot, key) for key in self.buffers for slot in self._tables(key)]
         trained = {id(table) for table, _, _ in self._slots}
+        self._direct = Direct.of(self._chain, self._slots)
         self._norms = [  # batch norm, and whether it trains: a layer whose own weights are all frozen does not
             (norm, not any(True for _ in norm.parameters(recurse=False)) or id(norm._parameters) in trained)
             for norm in self._batch_norms
@@ -163,8 +167,8 @@ class Network:
     @property
     def mixes_rows(self) -> bool:
         """Whether an output row depends on the other rows of its batch even in evaluation mode."""
-        kind = nn.modules.batchnorm._BatchNorm
-        return any(isinstance(m, kind) and not m.track_running_stats for m in self._batch_norms)
+        norms: Any = [m for m in self._batch_norms if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        return not all(norm.track_running_stats for norm in norms)
 
     def replace(
         self,
@@ -311,8 +315,7 @@ class Network:
         """As `run`, for `count` members, or None without a member axis."""
         chain = self._chain
         if count is None:
-            weights, inputs = (weights, inputs) if chain is None else chain.laid_out(weights, inputs, train)
-            return self._call(weights, inputs, buffers, train)
+            return self._images.call(lambda w, x: self._call(w, x, buffers, train), weights, inputs, train)
         shared = {name for name, b in buffers.items() if b.dim() == self._buffer_dims[name]}
         stacked = {
             name: b.expand(count, *b.shape) if name in shared & self._running else b for name, b in buffers.items()
@@ -335,6 +338,11 @@ class Network:
             self._refusals.append(reason)
             logger.warning("members run one after the other because vmap refused this module: %s", reason)
             return looped
+
+    def direct(self, inputs: Inputs) -> Direct | None:
+        """The chain of linear layers that takes such rows without autograd's graph, once a first call was looked at."""
+        busy = self._dropping or self.compiled or self.passes.precision or self.passes.micro_batch
+        return None if busy or not self._looked or self._direct is None else self._direct.taking(inputs)
 
     def side_effects(self, inputs: Inputs) -> SideEffects:
         """What a call on such inputs writes into and draws, found once at the starting weights, on two rows."""
@@ -371,17 +379,9 @@ class Network:
         """Running statistics of batch norm from this batch alone, at theta (P,) or (M, P); empty without batch norm."""
         if not self._running:
             return {}
-        with self._turn:
-            momenta = [norm.momentum for norm in self._batch_norms]
-            try:
-                for norm in self._batch_norms:
-                    norm.momentum = 1.0
-                with torch.no_grad():
-                    weights, members = self.views(theta), theta.dim() > 1
-                    after = self.run(weights, inputs, buffers, members=members, per_member=per_member, train=True)[1]
-            finally:
-                for norm, momentum in zip(self._batch_norms, momenta, strict=True):
-                    norm.momentum = momentum
+        with self._turn, last_batch_alone(self._batch_norms), torch.no_grad():
+            kind = {"members": theta.dim() > 1, "per_member": per_member}
+            after = self.run(self.views(theta), inputs, buffers, **kind, train=True)[1]
         return {name: after[name] for name in after if name in self._running and after[name].is_floating_point()}
 
     def _loop(
@@ -405,12 +405,12 @@ class Network:
             compiled = self.compiled.call(self.passes.compiled) if self._looked and not self._dropping else None
             function = compiled or self._module
         effects = self._effects[0] if self._effects else UNKNOWN
-        # The rows are the user's, and are run more than once.
-        written = None if self._dropping or effects.inputs else write_counts(inputs)
+        written = None if self._dropping or effects.inputs else write_counts(inputs)  # the user's rows run again
         if written is None:
             inputs = map_inputs(torch.clone, inputs)
-        copies = self._running if train else frozenset()
-        copies = frozenset(buffers) if effects.buffers is None else copies | effects.buffers
+        copies = (
+            frozenset(buffers) if effects.buffers is None else effects.buffers | (self._running if train else {*()})
+        )
         if copies:
             buffers = {name: b.clone() if name in copies else b for name, b in buffers.items()}
         outputs = self._called(weights, inputs, buffers, train, function)

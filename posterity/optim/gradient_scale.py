@@ -22,6 +22,9 @@ _POWER = 0.5  # step of the power iteration, over the number of weights
 _FLOOR = 1e-10  # mean squares at least, relative to their mean
 _LEAST = 0.001  # share of its rate that a search from a mode has
 
+READ_ON = ("cpu",)
+"""Devices where one of three parts of the work is done, by the number of the step; on others all are."""
+
 
 class ScaleState(NamedTuple):
     """What is learnt in the warm-up, for rows (C, P).
@@ -74,7 +77,7 @@ class GradientScale:
             (heat, lambda: _heated(known, grad, step, search, heat)),
             (warmup, lambda: _averaged(known, theta, grad, step, heat, warmup)),
         )
-        if step.device.type == "cpu":  # elsewhere the number is never read, so that a step can be recorded
+        if step.device.type in READ_ON:  # elsewhere the number is never read, so that a step can be recorded
             return next((part() for until, part in parts if step < until), known)
         result = known
         for until, part in reversed(parts):

@@ -24,10 +24,10 @@ def online_newton_(
     decay: float | Tensor,
     *,
     weight: float,
-    rate: float,
-    pull_factor: float,
+    rate: float | Tensor,
+    pull_factor: float | Tensor,
     bend: float = 0.5,
-    radius: float = math.inf,
+    radius: float | Tensor = math.inf,
 ) -> None:
     """Update the curvature in place by an estimate of the Hessian, and overwrite `product` with the mean's step.
 
@@ -38,7 +38,8 @@ def online_newton_(
       the estimate, and with bend = 0 a rate of 1 takes the estimate itself;
     - product <- (momentum + pull_factor * pull) / s, clipped to [-radius, radius].
 
-    All vectors are contiguous and of one shape, as is the decay unless it is a number (Shen et al. 2024, Algorithm 1,
+    All vectors are contiguous and of one shape, as is the decay unless it is a number. Rate, factor and radius may be
+    tensors (), whose values are never read (Shen et al. 2024, Algorithm 1,
     with rate = 1 - beta2; for a constant decay, h^ + decay - s is their h^ - h).
 
     >>> s, product = torch.full((1,), 4.0), torch.ones(1)
@@ -51,18 +52,27 @@ def online_newton_(
     vectors = [curvature, scale, momentum, pull, product]
     if isinstance(decay, Tensor):
         vectors.append(decay)
-    below = curvature.new_full((), -rate)
+    below = (-rate).to(curvature.dtype) if isinstance(rate, Tensor) else curvature.new_full((), -rate)
     for pieces in zip(*(torch.split(vector.view(-1), size) for vector in vectors), strict=True):
         s, t, m, c, p = pieces[:5]
         if isinstance(decay, Tensor):
             p.addcmul_(pieces[5], t, value=1.0 / weight)
         else:
             p.add_(t, alpha=decay / weight)
-        torch.addcmul(below, p, t, value=rate * weight, out=p)  # x
+        if isinstance(rate, Tensor):
+            p.mul_(t).mul_(rate * weight).add_(below)  # x
+        else:
+            torch.addcmul(below, p, t, value=rate * weight, out=p)
         s.addcmul_(s, torch.addcmul(p, p, p, value=bend, out=t))
         torch.rsqrt(s, out=t)
-        torch.add(m, c, alpha=pull_factor, out=p).mul_(t).mul_(t)
-        if radius < math.inf:
+        if isinstance(pull_factor, Tensor):
+            torch.addcmul(m, c, pull_factor.to(c.dtype), out=p)
+        else:
+            torch.add(m, c, alpha=pull_factor, out=p)
+        p.mul_(t).mul_(t)
+        if isinstance(radius, Tensor):
+            p.clamp_((-radius).to(p.dtype), radius.to(p.dtype))
+        elif radius < math.inf:
             p.clamp_(-radius, radius)
 
 

@@ -18,19 +18,25 @@ from posterity.methods import (
     MAP,
     SGHMC,
     SGLD,
+    SWAG,
+    Ensemble,
     Flipout,
     LocalReparameterisation,
+    LowRankGaussian,
+    MCDropout,
     MeanField,
+    NaturalGradient,
     RMSprop,
     ScoreFunction,
     StickTheLanding,
     WeightSampling,
 )
-from posterity.networks import MLP
+from posterity.networks import MLP, ConcreteDropout
 from posterity.numerics import Key, Layout
 from posterity.numerics.random import Streams, seed
-from posterity.optim import SGD, Adam, Constant, Cosine, Cycles, Schedule, Steps, Warmup
+from posterity.optim import SGD, Adam, Constant, Cosine, Cycles, ScaledAdam, Schedule, StationarySGD, Steps, Warmup
 from posterity.posteriors import Posterior
+from posterity.priors.fan import FanIn
 from posterity.storage import leaves, mapped
 
 RECORDED = "recorded as a CUDA graph"
@@ -71,12 +77,35 @@ METHODS = {
     "mean field, flipout": MeanField(40, 16, ADAM, estimator=Flipout()),
     "mean field, landing": MeanField(40, 16, ADAM, estimator=StickTheLanding(), **RATES),  # type: ignore[arg-type]
     "mean field, scores": MeanField(40, 16, ADAM, estimator=ScoreFunction(draws=4)),
+    "natural gradient": NaturalGradient(40, 16, 0.02, optimizer=ADAM),
+    "natural gradient, schedules": NaturalGradient(40, 16, 0.02, Cosine(warmup=0.2), beta2=None, radius=0.3),
+    "natural gradient, mirrored": NaturalGradient(40, 16, 0.02, estimator=WeightSampling(antithetic=True)),
+    "low rank": LowRankGaussian(3, 40, 16, optimizer=ADAM),
+    "low rank, scaled": LowRankGaussian(3, 40, 16, optimizer=ScaledAdam(0.01), initial_scales=FanIn(0.1)),
+    "swag": SWAG(MAP(40, 16, SGD(0.02)), every=3, rank=4, warmup=9),
+    "swag, diagonal, stationary": SWAG(MAP(40, 16, StationarySGD(warmup=5)), every=5, rank=0, warmup=5),
+    "ensemble of swag": Ensemble(SWAG(MAP(40, 16, SGD(0.02)), every=3, rank=4, warmup=9), size=2),
     "sgld": SGLD(10, 20, 3, batch_size=16, thin=2),
     "sgld, one chain in cycles": SGLD(10, 0, 1, batch_size=16, thin=2, schedule=Cycles(20, 0.5)),
     "sgld by rmsprop": SGLD(10, 20, 3, None, 16, 2, Cosine(), RMSprop()),
     "sghmc": SGHMC(10, 20, 3, batch_size=16, thin=2),
     "sghmc in cycles on all rows": SGHMC(10, 0, 3, batch_size=None, thin=2, schedule=Cycles(20, 0.5)),
 }
+
+
+DROPPING = {
+    "dropout": (MCDropout(40, 16, ADAM), nn.Dropout(0.3)),
+    "dropout, one mask a batch": (MCDropout(40, 16, ADAM, one_mask_a_batch=True), nn.Dropout(0.3)),
+    "learnt rates": (MCDropout(40, 16, ADAM, Cosine()), None),
+}
+
+
+def dropping(drop: nn.Module | None) -> nn.Module:
+    """A network that drops units, at a rate that is learnt for None."""
+    first, last = nn.Linear(2, 16), nn.Linear(16, 3)
+    if drop is None:
+        return nn.Sequential(first, nn.ReLU(), ConcreteDropout(last))
+    return nn.Sequential(first, nn.ReLU(), drop, last)
 
 
 def both(
@@ -104,7 +133,18 @@ def test_recorded_steps_are_plain_ones(method: Method, caplog: pytest.LogCapture
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("method", [METHODS["map"], METHODS["mean field"]], ids=["map", "mean field"])
+@pytest.mark.parametrize("name", DROPPING)
+def test_recorded_masks_are_plain_ones(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    method, drop = DROPPING[name]
+    played, plain = both(method, problem(dropping(drop)), caplog)
+    torch.testing.assert_close(played.point(), plain.point(), rtol=1e-4, atol=1e-5)
+
+
+PARTS = ("map", "mean field", "natural gradient", "natural gradient, schedules", "low rank", "swag")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", [METHODS[name] for name in PARTS], ids=PARTS)
 @pytest.mark.parametrize("kind", ["batch norm", "members", "part"])
 def test_recorded_actual_step_size_other_problems(method: Method, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     members = po.Tempering(1.0, torch.tensor([1.0, 0.3], device="cuda"))

@@ -167,8 +167,8 @@ def divergence(
 
 def _cross_entropy(joint: Joint, q: Factorised, key: Key, grads: Gradients, factor: float | Tensor) -> Tensor:
     """Return -E log p over q, untempered, and add `factor` times its gradients to `grads`."""
-    weights, raw = joint.split(q.mean)
-    grad_weights, grad_raw = joint.split(grads.mean)
+    learnt = joint.likelihood.num_free > 0
+    weights, grad_weights = (joint.split(t)[0] if learnt else t for t in (q.mean, grads.mean))
     prior = joint.bound_prior
     given = q.scale if isinstance(prior, Normal) else q.scale.clamp_min(_LEAST)
     if not prior.has_cross_entropy:
@@ -184,8 +184,8 @@ def _cross_entropy(joint: Joint, q: Factorised, key: Key, grads: Gradients, fact
         grad_scale = torch.zeros_like(scale)
         value = prior.add_cross_entropy_grad(weights, scale, grad_weights, grad_scale, factor)
         grads.scale.add_(q.random(grad_scale))
-    if raw.shape[-1]:
-        extra, raw_grad = joint.likelihood.free_value_and_grad(raw)
+    if learnt:
+        extra, raw_grad = joint.likelihood.free_value_and_grad(joint.split(q.mean)[1])
         value = value - extra
-        grad_raw.sub_(raw_grad * factor)
+        joint.split(grads.mean)[1].sub_(raw_grad * factor)
     return value
