@@ -1,10 +1,10 @@
 """Unadjusted MCLMC beside NUTS: seconds until the squared bias of first and second moments is at most 0.01.
 
 The targets and their quantities are those of `mcmc_targets.py`. The squared bias after n draws is that of the mean over
-n draws of each chain, (mean - truth)^2 / variance, averaged over chains and quantities, for x and for x^2. The truth is a
-long run of ChEES, which is exact and shares no step with either. The seconds are those of the warm-up and of the draws until
-then: a run's time is divided over its transitions by their gradients. Runs take turns; the first of each, which
-records or compiles, is off the clock, and "first" tells its seconds.
+n draws of each chain, (mean - truth)^2 / variance, averaged over chains and quantities, for x and for x^2. The truth is
+a long run of ChEES, which is exact and shares no step with either. The seconds are those of the warm-up and of the
+draws until then: a run's time is divided over its transitions by their gradients. Runs take turns; the first of each,
+which records or compiles, is off the clock, and "first run" tells its seconds.
 """
 
 import json
