@@ -2,8 +2,8 @@
 
 The network is the one of the UCI protocol, one hidden layer of 50 units, with learnt noise, on split 0. NUTS runs from
 draws of the prior. The ensemble is eight MAP fits; then `MCLMC` starts one chain at each member, with unit mass, so
-that each chain finds its own step size. Its length and energy variance, and the prior, are defaults or round numbers, and no
-row chose them. CPU seconds are compared, which other load touches little.
+that each chain finds its own step size. Its length and energy variance, and the prior, are defaults or round numbers,
+and no row chose them. CPU seconds are compared, which other load touches little.
 
 References: Sommer et al. (2025), Microcanonical Langevin Ensembles.
 """

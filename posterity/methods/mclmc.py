@@ -26,7 +26,6 @@ from posterity.methods.parts.sampler import (
 from posterity.methods.parts.trajectories import pieces, there
 from posterity.model import Data, Problem
 from posterity.numerics.random import Key
-from posterity.storage import clone
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class MCLMC(Sampler):
             sizes = tuning.step_size, there(tuning.length)
             settings = place.position, tuning.scale, end, velocity, squares, part, *sizes
             end, velocity, squares = target.run(_walked, target, *settings)
-        end, velocity, squares = clone((end, velocity, squares))
+        end, velocity, squares = target.lasting((end, velocity, squares))
         sane = (squares < DIVERGENCE**2) & torch.isfinite(end.value) & torch.isfinite(end.grad).all(-1)
         lost = ~sane & (end.value != torch.inf)  # there the run stops
         after = chosen(~lost, end, origin)

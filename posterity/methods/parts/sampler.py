@@ -36,7 +36,6 @@ from posterity.model import Joint, Problem
 from posterity.model.data import Batch, Data, Feed, in_memory
 from posterity.numerics.random import Key
 from posterity.posteriors.samples import Samples
-from posterity.storage import clone
 
 
 class KeptDraw(NamedTuple):
@@ -271,7 +270,7 @@ class Sampler(Chains):
         tuning = Tuning(**state.tuning)
         settings = tuning.step_size, tuning.scale
         transition: tuple[Place, Move] = target.run(_from_origin, target, kernel, state.place, *settings, *noise)
-        return clone(transition)  # the result of `run` may be valid for one call only
+        return target.lasting(transition)
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         """Check that the likelihood is a product over rows; warn of a flat prior of the noise."""

@@ -15,7 +15,6 @@ from posterity.kernels.metropolis import DIVERGENCE, accepted, finite_ratio
 from posterity.kernels.state import Move, Place, Target, unspread, whitened
 from posterity.methods.parts.sampler import Adaptation, KeptDraw, Sampler, SamplerState, Tuning, shared
 from posterity.numerics.random import Key
-from posterity.storage import clone
 
 LEAST = 0.5  # share of the longest trajectory that the shortest has
 TOGETHER = 4  # steps in one piece of work
@@ -92,12 +91,12 @@ class Trajectories(Sampler):
             reached = target.run(_carried, target, kind, *work, *reached, piece)
         energy, gradients = type(self).energy, self.gradients * steps
         ended = target.run(_ended, target, kind, energy, *work, *reached, origin, velocity, coins[0], last)
-        after, move, end, last_velocity = clone(ended)
+        after, move, end, last_velocity = target.lasting(ended)
         move = move._replace(leapfrogs=torch.full_like(move.accept, gradients))
         if state.adaptation and self.length is None:
             sizes = tuning.step_size, tuning.scale, there(tuning.length)
             moved = state.draw.theta, sizes, end, last_velocity, share * move.accept
-            known = clone(target.run(_searched, _search(state, tuning), *moved, self.max_steps))
+            known = target.lasting(target.run(_searched, _search(state, tuning), *moved, self.max_steps))
             state = state._replace(adaptation={**state.adaptation, "length": known._asdict()})
         return after, move, state
 
