@@ -11,6 +11,7 @@ import json
 import statistics
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ class Arrival:
 
 def drawn(target: Target, method: po.inference.Method, density: po.Density, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Quantities (C, D, Q), and the share of the run's gradients that were taken before the end of each draw (D,)."""
+    q: Any
     q, trace = po.infer(method, density, None, seed=seed, progress=False)
     work = trace["leapfrogs"].amax(-1).cumsum(0)
     kept = len(q.statistics["leapfrogs"][0])
@@ -70,7 +72,9 @@ def main() -> None:
     options.add_argument("--reference", type=int, default=2000, help="draws of 16 chains of the truth (default 2000)")
     given = options.parse_args()
     torch.set_num_threads(given.threads)
-    rows = [("target", "method", "first run s", "run s", "s to 0.01", "x NUTS", "bias^2 of x at end", "of x^2")]
+    rows: list[tuple[str, ...]] = [
+        ("target", "method", "first run s", "run s", "s to 0.01", "x NUTS", "bias^2 of x at end", "of x^2")
+    ]
     notes, results = [], []
     length = {"draws": given.draws, "warmup": given.warmup, "chains": given.chains}
     methods: dict[str, po.inference.Method] = {"NUTS": NUTS(**length), "MCLMC": MCLMC(**length)}

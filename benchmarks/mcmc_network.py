@@ -47,8 +47,9 @@ def main() -> None:
 
     def row(name: str, q: po.posteriors.Posterior, begin: tuple[float, float]) -> dict[str, Any]:
         wall, cpu = (now - then for now, then in zip(clock(), begin, strict=True))
-        several = isinstance(q, Samples)
-        worst = po.diagnostics.convergence(q, test.inputs)["outputs"].worst_rhat if several else math.nan
+        worst = math.nan
+        if isinstance(q, Samples):
+            worst = po.diagnostics.convergence(q, test.inputs)["outputs"].worst_rhat
         scores = split.scores(q.predict(test.inputs))
         found = {"name": name, "seconds": wall, "cpu": cpu, "rhat": worst, **scores}
         print(found, flush=True)

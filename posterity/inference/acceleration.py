@@ -44,7 +44,7 @@ _OWN = _Own()
 
 @contextmanager
 def accelerated(effort: Effort) -> Iterator[None]:
-    """Record work handed to `Potential.run` inside the context as CUDA graphs, or compile it as well."""
+    """Record work handed to `Potential.run` inside the context, on CUDA as graphs, or compile it as well."""
     before, _OWN.effort = _OWN.effort, effort
     try:
         yield

@@ -117,7 +117,12 @@ class Compiled:
 
     def _make(self, arguments: tuple[Any, ...], tensors: list[Tensor]) -> tuple[Callable[..., Any], Any]:
         if not tensors[0].is_cuda:
-            return (_compiled if self._fused else _replayed)(self._function, arguments, tensors)
+            if not self._fused:
+                try:
+                    return _replayed(self._function, arguments, tensors)
+                except Exception as error:  # the recorder does not know gradients of convolutions: they take time
+                    logger.info("a piece is compiled, since it cannot be recorded: %s", _reason(error))
+            return _compiled(self._function, arguments, tensors)
         code: Callable[..., Any] = lambda *given: _flat(self._function, arguments, given)[0]  # noqa: E731
         shape = _flat(self._function, arguments, tensors)[1]
         if self._fused:
@@ -239,7 +244,8 @@ def _replayed(
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch.jit, which torch develops no further
         graph, own, constants, shape = _traced(function, arguments, tensors)
-        code = torch.jit.trace(graph, (*own, *constants), check_trace=False, strict=False)
+        record: Callable[..., Any] = torch.jit.trace
+        code = record(graph, (*own, *constants), check_trace=False, strict=False)
     return (lambda *given: code(*given, *constants)), shape
 
 
