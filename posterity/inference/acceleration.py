@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -26,6 +26,7 @@ logger = logging.getLogger("posterity")
 BUDGET = 2**30  # bytes of activations at once on the CPU
 _SHARE = 0.25  # of the memory of a GPU for activations
 
+T = TypeVar("T")
 Work: TypeAlias = Callable[[Problem, Any, Batch, Key], tuple[Any, Info]]
 Chunk: TypeAlias = tuple[Batch | None, float]  # rows, and their share of all rows
 
@@ -44,7 +45,7 @@ _OWN = _Own()
 
 @contextmanager
 def accelerated(effort: Effort) -> Iterator[None]:
-    """Record work handed to `Potential.run` inside the context as CUDA graphs, or compile it as well."""
+    """Record work handed to `Potential.run` inside the context, on CUDA as graphs, or compile it as well."""
     before, _OWN.effort = _OWN.effort, effort
     try:
         yield
@@ -110,6 +111,11 @@ class Potential:
             work = partial(self._with_rows, function) if own else function
             table[kind] = Compiled(work, held=own, fused=_OWN.effort == "compiled")
         return table[kind](self._tensors, *arguments) if own else table[kind](*arguments)
+
+    def lasting(self, result: T) -> T:
+        """Return a result of `run` that the next call does not overwrite, as recordings on CUDA do."""
+        problem = self._joint()
+        return clone(result) if problem is None or problem.device.type == "cuda" else result
 
     def doubt(self) -> None:
         """Compare compiled work with the problem again at its next calls."""

@@ -4,6 +4,7 @@ The samplers that call them are in `methods`.
 """
 
 from posterity.kernels.adaptation import (
+    AutoMass,
     DenseMass,
     DiagonalMass,
     DualAveraging,
@@ -21,6 +22,7 @@ from posterity.kernels.no_u_turn import no_u_turn
 from posterity.kernels.state import Move, Place, Target, place_at, whitened
 
 __all__ = [
+    "AutoMass",
     "DenseMass",
     "DiagonalMass",
     "DualAveraging",

@@ -199,3 +199,30 @@ class DenseMass(Mass):
         small = _SMALL * torch.where(variance > 0.0, variance, 1.0).diag_embed()
         factor: Tensor = torch.linalg.cholesky(share * covariance + (1.0 - share) * small)
         return factor.to(moments.scatter.dtype).contiguous()  # the layout in which it is loaded from a file, to the bit
+
+
+MOST_DENSE, ENOUGH = 100, 10  # parameters, and positions for each, with which a dense covariance pays
+
+
+@dataclass(frozen=True)
+class AutoMass(Mass):
+    """A dense covariance of up to 100 parameters that 10 positions each have told, else standard deviations.
+
+    >>> rows = torch.tensor([[0.0, 0.0], [2.0, 2.0]])
+    >>> moments = no_moments(AutoMass().initial(1, rows))
+    >>> bool(AutoMass().scale(with_positions(moments, rows))[0, 1, 0] == 0)  # two positions tell no correlation
+    True
+    >>> bool(AutoMass().scale(with_positions(moments, rows.repeat(10, 1)))[0, 1, 0] > 0.5)
+    True
+    """
+
+    def initial(self, groups: int, like: Tensor) -> Tensor:
+        return (DenseMass() if like.shape[-1] <= MOST_DENSE else DiagonalMass()).initial(groups, like)
+
+    def scale(self, moments: Moments) -> Tensor:
+        if moments.scatter.dim() == 2:
+            return DiagonalMass().scale(moments)
+        if float(moments.number) >= ENOUGH * moments.mean.shape[-1]:
+            return DenseMass().scale(moments)
+        variances = moments.scatter.diagonal(dim1=-2, dim2=-1)
+        return DiagonalMass().scale(moments._replace(scatter=variances)).diag_embed()

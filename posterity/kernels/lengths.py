@@ -33,6 +33,10 @@ class LengthSearch(NamedTuple):
         """Return the search with all lengths multiplied, as by a change of units."""
         return self._replace(log_length=self.log_length + log_factor, average=self.average + log_factor)
 
+    def below(self, most: float) -> "LengthSearch":
+        """Return the search with log lengths of at most `most`."""
+        return self._replace(log_length=self.log_length.clamp(max=most), average=self.average.clamp(max=most))
+
 
 def searching_from(length: Tensor, position: Tensor, groups: int) -> LengthSearch:
     """Begin the search at lengths (C,), with chains at positions (C, P)."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from posterity.kernels import DiagonalMass, Mass, Place, Target, leapfrog
+from posterity.kernels import AutoMass, Mass, Place, Target, leapfrog
 from posterity.methods.parts.trajectories import Trajectories
 
 
@@ -53,13 +53,17 @@ class ChEES(Trajectories):
     length: float | None = None
     target_accept: float = 0.75
     max_steps: int = 1000
-    mass: Mass = field(default_factory=DiagonalMass)
+    mass: Mass = field(default_factory=AutoMass)
 
     integrator = staticmethod(_hamiltonian)
     gradients = 1
 
     def _fresh(self, noise: Tensor) -> Tensor:
         return noise
+
+    @staticmethod
+    def speed(size: int) -> float:
+        return 1.0
 
     @staticmethod
     def energy(start: Place, velocity: Tensor, after: Place) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from posterity.inference.acceleration import Potential
-from posterity.kernels import DiagonalMass, Mass, Place
+from posterity.kernels import AutoMass, Mass, Place
 from posterity.kernels.microcanonical import isokinetic, unit
 from posterity.methods.parts.sampler import refuse_single
 from posterity.methods.parts.trajectories import Trajectories
@@ -47,7 +47,7 @@ class MAMS(Trajectories):
     length: float | None = None
     target_accept: float = 0.9
     max_steps: int = 1000
-    mass: Mass = field(default_factory=DiagonalMass)
+    mass: Mass = field(default_factory=AutoMass)
 
     integrator = staticmethod(isokinetic)
     gradients = 2
@@ -59,10 +59,14 @@ class MAMS(Trajectories):
 
     def _first_step(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:
         # Velocities of unit length are slower than normal momenta.
-        return super()._first_step(target, place, scale, key) * math.sqrt(place.position.shape[-1])
+        return super()._first_step(target, place, scale, key) * self.speed(place.position.shape[-1])
 
     def _fresh(self, noise: Tensor) -> Tensor:
         return unit(noise)
+
+    @staticmethod
+    def speed(size: int) -> float:
+        return math.sqrt(size)
 
     @staticmethod
     def energy(start: Place, velocity: Tensor, after: Place) -> Tensor:

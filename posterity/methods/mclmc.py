@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posterity.errors import positive, positive_whole
 from posterity.inference.acceleration import Potential
-from posterity.kernels import DiagonalMass, Mass, Move, Place
+from posterity.kernels import AutoMass, Mass, Move, Place
 from posterity.kernels.metropolis import DIVERGENCE
 from posterity.kernels.microcanonical import EnergySearch, microcanonical, no_energies, unit, with_energies
 from posterity.kernels.state import chosen, whitened
@@ -26,7 +26,6 @@ from posterity.methods.parts.sampler import (
 from posterity.methods.parts.trajectories import pieces, there
 from posterity.model import Data, Problem
 from posterity.numerics.random import Key
-from posterity.storage import clone
 
 
 @dataclass(frozen=True)
@@ -36,14 +35,16 @@ class MCLMC(Sampler):
     **Math**: see `kernels.microcanonical`. Velocities have a fixed length, turn towards the gradient, and are forgotten
     over the distance `length` (None: sqrt(P), the radius of a standard normal in P dimensions), in units of the mass.
     The warm-up learns the mass as in `NUTS`, and the step size at which the variance of the energy error of a step is
-    `energy_variance` for each parameter. A given `step_size` is held.
+    `energy_variance` for each parameter. A given `step_size` is held. Chains share what they learn; under `UnitMass()`
+    each finds its own step size, as chains in far modes of a network need: start them at the members of an `Ensemble`.
 
     **Limit**: biased by the steps; the squared bias of variances falls with `energy_variance`. Needs two parameters.
     `MAMS` is the same with the rule that makes it exact.
 
     **Cost**: 2 `steps` gradients over all rows a transition.
 
-    **References**: Robnik and Seljak (2024), Fluctuation without dissipation: microcanonical Langevin Monte Carlo.
+    **References**: Robnik and Seljak (2024), Fluctuation without dissipation: microcanonical Langevin Monte Carlo;
+    Sommer et al. (2025), Microcanonical Langevin ensembles.
 
     **Example**:
 
@@ -62,7 +63,7 @@ class MCLMC(Sampler):
     step_size: float | None = None
     length: float | None = None
     energy_variance: float = 5e-4
-    mass: Mass = field(default_factory=DiagonalMass)
+    mass: Mass = field(default_factory=AutoMass)
 
     target_accept: ClassVar[float] = 0.8  # type: ignore[misc]  # of a leapfrog, for the first guess of the step size
 
@@ -94,11 +95,11 @@ class MCLMC(Sampler):
         noise = key.normal((self.steps, *like.shape), torch.float32, like.device).to(like.dtype)
         origin = place._replace(position=torch.zeros_like(place.position))
         end, velocity, squares = origin, there(tuning.velocity), torch.zeros_like(place.value)
-        for part in torch.split(noise, pieces(self.steps, target.accelerated)):
+        for part in torch.split(noise, pieces(self.steps)):
             sizes = tuning.step_size, there(tuning.length)
             settings = place.position, tuning.scale, end, velocity, squares, part, *sizes
             end, velocity, squares = target.run(_walked, target, *settings)
-        end, velocity, squares = clone((end, velocity, squares))
+        end, velocity, squares = target.lasting((end, velocity, squares))
         sane = (squares < DIVERGENCE**2) & torch.isfinite(end.value) & torch.isfinite(end.grad).all(-1)
         lost = ~sane & (end.value != torch.inf)  # there the run stops
         after = chosen(~lost, end, origin)
@@ -113,7 +114,7 @@ class MCLMC(Sampler):
     def _searched(self, state: SamplerState, tuning: Tuning, squares: Tensor) -> SamplerState:
         """Update the search for the step size after steps with this sum of squared errors of the energy (C,)."""
         groups = len(tuning.scale)
-        if self._schedule().together(state.step, len(squares) // groups):
+        if self.mass.learns and self._schedule().together(state.step, len(squares) // groups):
             squares = shared(squares, groups)
         known = state.adaptation.get("energy")
         search = no_energies(squares) if known is None else EnergySearch(**known)

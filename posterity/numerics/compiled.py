@@ -49,9 +49,10 @@ class Compiled:
     """A function of tensors and tuples of them, compiled at its first call for each kind of arguments.
 
     The function is traced with all that it calls, gradients included, into one graph of tensor operations, which
-    becomes machine code; on CUDA its kernels are recorded, too. It must therefore do the same work whatever the numbers
-    are, and draw none itself. Arguments other than tensors are constants. The result of a recording is valid until the
-    next call. A function that cannot be compiled is called plainly from then on, with one warning that says why. The
+    becomes machine code; on CUDA its kernels are recorded, too. Where not `fused`, its operations are recorded as they
+    are, in a second at most, and replayed without Python. It must therefore do the same work whatever the numbers are,
+    and draw none itself. Arguments other than tensors are constants. The result of a recording is valid until the next
+    call. A function that cannot be compiled is called plainly from then on, with one warning that says why. The
     same happens if its numbers differ from a plain call's, which is compared at the first call of each kind and the
     first after `doubt`: Python that draws numbers or changes as it runs would be frozen. Tensors of the first argument,
     if it is `held`, are never changed in place: a recording copies them only where they are other tensors.
@@ -116,6 +117,11 @@ class Compiled:
 
     def _make(self, arguments: tuple[Any, ...], tensors: list[Tensor]) -> tuple[Callable[..., Any], Any]:
         if not tensors[0].is_cuda:
+            if not self._fused:
+                try:
+                    return _replayed(self._function, arguments, tensors)
+                except Exception as error:  # the recorder does not know gradients of convolutions: they take time
+                    logger.info("a piece is compiled, since it cannot be recorded: %s", _reason(error))
             return _compiled(self._function, arguments, tensors)
         code: Callable[..., Any] = lambda *given: _flat(self._function, arguments, given)[0]  # noqa: E731
         shape = _flat(self._function, arguments, tensors)[1]
@@ -192,14 +198,15 @@ def _filled(value: Any, tensors: Any) -> Any:
     return value
 
 
-def _compiled(
+def _traced(
     function: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor]
-) -> tuple[Callable[..., Any], Any]:
-    """Machine code for the function at such arguments, from tensors to tensors, and the `_shape` of its result."""
-    import torch._inductor as inductor
+) -> tuple[fx.GraphModule, list[Tensor], list[Tensor], Any]:
+    """Trace the function at such arguments: the graph, its arguments, the data it closes over, its result's `_shape`.
+
+    The graph takes the arguments, then the data.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    logger.info("compiling a piece of the sampler's work, which takes some seconds")
     shapes: list[Any] = []
 
     def flat(*given: Tensor) -> list[Tensor]:
@@ -208,16 +215,38 @@ def _compiled(
         return results
 
     own = [tensor.clone() for tensor in tensors]  # arguments that are the same tensor now may differ next time
+    graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*own)
+    return graph, own, _lifted(graph), shapes[0]
+
+
+def _compiled(
+    function: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor]
+) -> tuple[Callable[..., Any], Any]:
+    """Machine code for the function at such arguments, from tensors to tensors, and the `_shape` of its result."""
+    import torch._inductor as inductor
+
+    logger.info("compiling a piece of the sampler's work, which takes some seconds")
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler warns about the user's settings of torch
-        graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*own)
-        constants = _lifted(graph)
+        graph, own, constants, shape = _traced(function, arguments, tensors)
         # A kind fixes shapes and strides: to assert them takes a tenth of the time.
         options = {"config_patches": {"size_asserts": False, "alignment_asserts": False}}
         # Machine code of the same graph is found again on the disk.
         code: Callable[..., Any] = inductor.standalone_compile(graph, [*own, *constants], options=options)
         code(*own, *constants)  # the first call completes the compilation
-    return (lambda *given: code(*given, *constants)), shapes[0]
+    return (lambda *given: code(*given, *constants)), shape
+
+
+def _replayed(
+    function: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor]
+) -> tuple[Callable[..., Any], Any]:
+    """Record the operations of the function, to be replayed without Python, and the `_shape` of its result."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch.jit, which torch develops no further
+        graph, own, constants, shape = _traced(function, arguments, tensors)
+        record: Callable[..., Any] = torch.jit.trace
+        code = record(graph, (*own, *constants), check_trace=False, strict=False)
+    return (lambda *given: code(*given, *constants)), shape
 
 
 def _flat(

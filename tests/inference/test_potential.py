@@ -103,9 +103,9 @@ def stepped(target, theta, size):
     return theta + size * grad, value
 
 
-def check(joint, batch, target):
+def check(joint, batch, target, effort="compiled"):
     theta, size = theta_of(joint), torch.full((3, 1), 1e-2, dtype=FLOAT64)
-    with accelerated("compiled"):
+    with accelerated(effort):
         found = target.run(stepped, target, theta, size)
     torch.testing.assert_close(found, stepped(Potential(joint, batch, 3), theta, size), rtol=1e-10, atol=1e-10)
 
@@ -115,12 +115,13 @@ def made(target):
 
 
 @cases
-def test_compiled_is_plain_for_these_rows_and_for_others(make, data):
+@pytest.mark.parametrize("effort", ["recorded", "compiled"])
+def test_compiled_is_plain_for_these_rows_and_for_others(make, data, effort):
     joint = make()
     target = Potential(joint, data(1), 3)
-    check(joint, data(1), target)
+    check(joint, data(1), target, effort)
     target.take(data(20))
-    check(joint, data(20), target)
+    check(joint, data(20), target, effort)
     assert made(target) == 1  # other rows of the same shape need no other code
     assert not any(compiled._refused for compiled in target._compiled.values())
 
@@ -212,9 +213,10 @@ def test_a_branch_in_a_density_falls_back_with_a_word(caplog):
     assert "runs one operation at a time" in caplog.text
 
 
-def test_a_variable_that_is_another_in_the_next_run_is_read_again(monkeypatch):
+@pytest.mark.parametrize(("number", "value"), [("LONG", 1), ("MUCH", 0)])
+def test_a_variable_that_is_another_in_the_next_run_is_read_again(monkeypatch, number, value):
     """By little, seen from a far start in float32, and by half a standard deviation of the density."""
-    monkeypatch.setattr("posterity.methods.parts.sampler.LONG", 1)
+    monkeypatch.setattr(f"posterity.methods.parts.sampler.{number}", value)
     centre = 1.0
     density = po.Density(lambda x: -5000 * (x - centre).square().sum(), {"x": (2,)}, dtype=torch.float32)
     method = HMC(draws=200, warmup=200, chains=4, steps=4)

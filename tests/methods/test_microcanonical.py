@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import posterity as po
+from posterity.kernels import AutoMass, DiagonalMass, UnitMass
 from posterity.kernels.lengths import chees_slopes, lengthened, searching_from, van_der_corput
 from posterity.kernels.microcanonical import (
     isokinetic,
@@ -190,6 +191,38 @@ def test_unadjusted_draws_are_near_the_target_at_the_default():
     assert float(trace["step_size"][-1].mean()) < float(coarse.statistics["step_size"].mean())
 
 
+@pytest.mark.parametrize("method", [ChEES(200, 400, 8, mass=AutoMass()), MAMS(200, 400, 8, mass=AutoMass())])
+def test_correlations_are_learnt_with_the_mass(method):
+    """Of correlations of 0.99, whose long axis takes ten times the steps of the short one."""
+    precision = torch.linalg.inv(0.01 * torch.eye(5, dtype=FLOAT64) + 0.99)
+    density = po.Density(lambda x: -0.5 * ((x @ precision) * x).sum(-1), {"x": (5,)}, batched=True, dtype=FLOAT64)
+    counts = []
+    for mass in (AutoMass(), DiagonalMass()):
+        tried = dataclasses.replace(method, mass=mass)
+        q, _ = po.infer(tried, density, None, seed=3, progress=False, accelerate="off")
+        counts.append(float(q.statistics["leapfrogs"].double().mean()))
+        error = q.theta.std() / po.diagnostics.bulk_ess(q.theta).min().sqrt()
+        assert abs(float(q.theta[..., 0].mean())) < 5 * float(error)
+    assert 2 * counts[0] < counts[1]
+
+
+def test_chains_of_unit_mass_find_their_own_step_sizes():
+    """Where the target is narrower, steps are smaller."""
+    centres = torch.tensor([0.0, 50.0], dtype=FLOAT64)
+
+    def log_density(x: Tensor) -> Tensor:
+        away = x.unsqueeze(-2) - centres.unsqueeze(-1)
+        heights = -0.5 * (away / torch.tensor([[1.0], [0.1]], dtype=FLOAT64)).square().sum(-1)
+        return heights.logsumexp(-1)
+
+    density = po.Density(log_density, {"x": (5,)}, batched=True, dtype=FLOAT64)
+    start = torch.cat([torch.zeros(2, 5), torch.full((2, 5), 50.0)]).to(FLOAT64)
+    method = MCLMC(50, 200, 4, mass=UnitMass())
+    q, _ = po.infer(method, density, None, start=start, seed=3, progress=False, accelerate="off")
+    wide, narrow = q.statistics["step_size"][:2, -1], q.statistics["step_size"][2:, -1]
+    assert float(wide.min()) > 4 * float(narrow.max())
+
+
 @pytest.mark.parametrize("method", [MAMS(4, 4, 2), MCLMC(4, 4, 2)])
 def test_a_single_parameter_is_refused(method):
     density = po.Density(lambda x: -0.5 * x.square().sum(), {"x": (1,)})
@@ -212,12 +245,13 @@ def test_bad_settings_are_refused(kind, options, message):
         kind(**options)
 
 
+@pytest.mark.parametrize(("number", "value"), [("LONG", 1), ("MUCH", 0)])
 @pytest.mark.parametrize("method", [ChEES(5, chains=4), MAMS(5, chains=4, max_steps=2), MCLMC(5, chains=4, steps=2)])
-def test_compiled_runs_equal_plain_ones(method, monkeypatch):
+def test_compiled_runs_equal_plain_ones(method, monkeypatch, number, value):
     """Up to rounding, which the dynamics let grow: few transitions of small steps."""
     from posterity.methods.parts import sampler
 
-    monkeypatch.setattr(sampler, "LONG", 1)
+    monkeypatch.setattr(sampler, number, value)
     method = dataclasses.replace(method, step_size=0.2, warmup=0, length=1.0)
     start = normal(4, 5)
     compiled, _ = po.infer(method, _density(), None, seed=2, progress=False, start=start)

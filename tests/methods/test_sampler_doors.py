@@ -397,7 +397,8 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, mass, stop):
     interrupted_equals_whole(tmp_path, method, density(normal), None, stop)
 
 
-def test_a_compiled_run_ends_with_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.setattr("posterity.methods.parts.sampler.LONG", 1)
+@pytest.mark.parametrize(("number", "value"), [("LONG", 1), ("MUCH", 0)])
+def test_a_compiled_run_ends_with_the_same_bits(tmp_path, monkeypatch, number, value):
+    monkeypatch.setattr(f"posterity.methods.parts.sampler.{number}", value)
     method = HMC(draws=6, warmup=20, chains=2, steps=4)
     interrupted_equals_whole(tmp_path, method, regression(FLOAT64), numbers(FLOAT64), 15, accelerate="auto")

@@ -28,7 +28,8 @@ def refused(compiled):
     return compiled._refused
 
 
-def test_nests_constants_and_kinds_of_arguments():
+@pytest.mark.parametrize("fused", [False, True])
+def test_nests_constants_and_kinds_of_arguments(fused):
     calls = []
 
     def function(pair, factor, steps, other):
@@ -37,7 +38,7 @@ def test_nests_constants_and_kinds_of_arguments():
             pair = Pair(pair.left * factor, pair.right + other[0] @ other[1])
         return pair, (pair.left > 0, pair.left.sum())
 
-    compiled = Compiled(function)
+    compiled = Compiled(function, fused=fused)
 
     def check(seed, steps, rows=3):
         pair = Pair(draws(rows, 2, seed=seed), draws(rows, 4, seed=seed + 1))

@@ -36,7 +36,6 @@ from posterity.model import Joint, Problem
 from posterity.model.data import Batch, Data, Feed, in_memory
 from posterity.numerics.random import Key
 from posterity.posteriors.samples import Samples
-from posterity.storage import clone
 
 
 class KeptDraw(NamedTuple):
@@ -159,8 +158,9 @@ logger = logging.getLogger("posterity")
 
 LEAST_ACCEPT = 0.1  # a lower probability of acceptance counts as this, so that no single chain decides for all
 SMALLEST = 2.0**-25  # least uniform number, of multiples of 2^-24: 0 would accept every proposal, however bad
-LONG = 2000  # transitions that are worth some twenty seconds of compilation
-LOOK, MUCH = 20, 50_000  # after LOOK transitions: an expected number of leapfrogs that is worth it, too
+LONG = 2000  # transitions that are worth a second, in which their operations are recorded
+LOOK, SOME, MUCH = 100, 20_000, 70_000  # after LOOK transitions: leapfrogs expected that are worth it, or compilation
+MANY = 16  # chains whose work takes as long as the calls of a leapfrog
 
 
 class SamplerState(NamedTuple):
@@ -219,12 +219,15 @@ class Sampler(Chains):
         return replace(super().traits, effort=self._effort, passes=("micro_batch",))
 
     def _effort(self, joint: Problem, state: SamplerState) -> Effort:
-        """Compile where the work expected of the run is worth it; else record on CUDA."""
+        """Record, or compile, where the work expected of the run is worth it."""
         transitions = self.warmup + self.draws * self.thin
-        expected = transitions * state.leapfrogs / max(1, state.step)
-        if transitions >= LONG or (state.step >= LOOK and expected >= MUCH):
+        work = state.leapfrogs * (1.0 + self.chains / MANY)
+        # As much again, at least: a run that has compiled hardly changes its mind.
+        expected = work * max(2.0, transitions / max(1, state.step)) if state.step >= LOOK else 0.0
+        if expected >= MUCH:
             return "compiled"
-        return "recorded" if joint.device.type == "cuda" else "none"
+        recorded = transitions >= LONG or expected >= SOME or joint.device.type == "cuda"
+        return "recorded" if recorded else "none"
 
     def _schedule(self) -> Warmup:
         """Schedule of the warm-up: it learns the step size, unless one is held, and the mass."""
@@ -267,7 +270,7 @@ class Sampler(Chains):
         tuning = Tuning(**state.tuning)
         settings = tuning.step_size, tuning.scale
         transition: tuple[Place, Move] = target.run(_from_origin, target, kernel, state.place, *settings, *noise)
-        return clone(transition)  # the result of `run` may be valid for one call only
+        return target.lasting(transition)
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         """Check that the likelihood is a product over rows; warn of a flat prior of the noise."""

@@ -15,10 +15,10 @@ from posterity.kernels.metropolis import DIVERGENCE, accepted, finite_ratio
 from posterity.kernels.state import Move, Place, Target, unspread, whitened
 from posterity.methods.parts.sampler import Adaptation, KeptDraw, Sampler, SamplerState, Tuning, shared
 from posterity.numerics.random import Key
-from posterity.storage import clone
 
 LEAST = 0.5  # share of the longest trajectory that the shortest has
-TOGETHER = 4  # steps in one piece of compiled work; what is left over goes by single ones
+TOGETHER = 4  # steps in one piece of work
+QUARTER = math.pi / 2  # of the period in a standard normal: the search goes on from no more after a change of the mass
 FIRST = 8  # steps of the longest trajectory before any is learnt
 
 Integrator = Callable[[Target, Place, Tensor, Tensor, int], tuple[Place, Tensor, Tensor]]
@@ -66,34 +66,37 @@ class Trajectories(Sampler):
     def energy(start: Place, velocity: Tensor, after: Place) -> Tensor:
         """Return the energy (C,) that is recorded of a transition."""
 
+    @staticmethod
+    @abstractmethod
+    def speed(size: int) -> float:
+        """Length of the velocities in P dimensions, over that of normal ones."""
+
     def _tuned(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tuning:
         tuning = super()._tuned(target, place, scale, key)
         first = FIRST * shared(tuning.step_size, len(scale))
         return tuning._replace(length=first if self.length is None else torch.full_like(first, self.length))
 
     def _transition(self, target: Potential, state: SamplerState, key: Key) -> tuple[Place, Move, SamplerState]:
-        place, tuning, share = (
-            state.place,
-            Tuning(**state.tuning),
-            LEAST + (1.0 - LEAST) * van_der_corput(state.step + 1),
-        )
+        place, tuning = state.place, Tuning(**state.tuning)
+        share = LEAST + (1.0 - LEAST) * van_der_corput(state.step + 1)
         normal, coins = self._noise(place.position, 1, key)
         velocity, kind = self._fresh(normal), type(self).integrator
-        wanted = share * there(tuning.length) / tuning.step_size
-        steps = rounded(min(self.max_steps, max(1, math.ceil(float(wanted.amax())))))
+        time = share * there(tuning.length)
+        steps = rounded(min(self.max_steps, max(1, math.ceil(float((time / tuning.step_size).amax())))))
+        step_size = torch.minimum(tuning.step_size, time / steps)
         origin = place._replace(position=torch.zeros_like(place.position))
-        end, last, gain = origin, velocity, torch.zeros_like(place.value)
-        for piece in pieces(steps, target.accelerated):
-            settings = place.position, tuning.scale, end, last, gain, tuning.step_size, piece
-            end, last, gain = target.run(_carried, target, kind, *settings)
-        count = torch.full_like(gain, self.gradients * steps)
-        ended = origin, velocity, end, gain, coins[0], count
-        after, move = clone(target.run(_decided, type(self).energy, *ended))
+        work, reached = (place.position, tuning.scale, step_size), (origin, velocity, torch.zeros_like(place.value))
+        *others, last = pieces(steps)
+        for piece in others:
+            reached = target.run(_carried, target, kind, *work, *reached, piece)
+        energy, gradients = type(self).energy, self.gradients * steps
+        ended = target.run(_ended, target, kind, energy, *work, *reached, origin, velocity, coins[0], last)
+        after, move, end, last_velocity = target.lasting(ended)
+        move = move._replace(leapfrogs=torch.full_like(move.accept, gradients))
         if state.adaptation and self.length is None:
             sizes = tuning.step_size, tuning.scale, there(tuning.length)
-            moved = state.draw.theta, sizes, end.position, last, share * move.accept
-            search = _search(state, tuning)
-            known = clone(target.run(_searched, search, *moved, self.max_steps))
+            moved = state.draw.theta, sizes, end, last_velocity, share * move.accept
+            known = target.lasting(target.run(_searched, _search(state, tuning), *moved, self.max_steps))
             state = state._replace(adaptation={**state.adaptation, "length": known._asdict()})
         return after, move, state
 
@@ -106,6 +109,7 @@ class Trajectories(Sampler):
             search = LengthSearch(**state.adaptation["length"])
             if tuning.scale is not before:  # lengths are in its units
                 search = search.shifted(torch.log(_unit(before) / _unit(tuning.scale)).mean())
+                search = search.below(math.log(QUARTER * self.speed(draw.theta.shape[-1])))
             ended = state.step + 1 == self.warmup
             tuning = tuning._replace(length=(search.average if ended else search.log_length).exp())
             known = {} if ended else {**known, "length": search._asdict()}
@@ -119,21 +123,22 @@ def there(value: Tensor | None) -> Tensor:
 
 
 def rounded(steps: int) -> int:
-    """Round numbers of steps up to whole pieces of work, but for the smallest, so that hardly a step goes alone.
+    """Round a number of steps up to 1, 2 or a multiple of 4, so that few kinds of work are recorded or compiled.
 
-    >>> [rounded(steps) for steps in (1, 3, 5, 8)]
-    [1, 3, 8, 8]
+    >>> [rounded(steps) for steps in (1, 2, 3, 5, 8)]
+    [1, 2, 4, 8, 8]
     """
-    return steps if steps < TOGETHER else TOGETHER * math.ceil(steps / TOGETHER)
+    return steps if steps <= 2 else TOGETHER * math.ceil(steps / TOGETHER)
 
 
-def pieces(steps: int, accelerated: bool) -> list[int]:
-    """Divide steps into pieces of work: all at once, or in few sizes where each size is compiled.
+def pieces(steps: int) -> list[int]:
+    """Divide steps into pieces of work, of as few sizes as can be.
 
-    >>> pieces(10, accelerated=True)
-    [4, 4, 1, 1]
+    >>> pieces(10)
+    [4, 4, 2]
     """
-    return [TOGETHER] * (steps // TOGETHER) + [1] * (steps % TOGETHER) if accelerated else [steps]
+    rest = steps % TOGETHER
+    return [TOGETHER] * (steps // TOGETHER) + ([rest] if rest else [])
 
 
 def _unit(scale: Tensor) -> Tensor:
@@ -174,20 +179,34 @@ def _carried(
     integrator: Integrator,
     start: Tensor,
     scale: Tensor,
+    step_size: Tensor,
     place: Place,
     velocity: Tensor,
     gain: Tensor,
-    step_size: Tensor,
     steps: int,
 ) -> tuple[Place, Tensor, Tensor]:
     end, velocity, more = integrator(whitened(target, start, scale), place, velocity, step_size.unsqueeze(-1), steps)
     return end, velocity, gain + more
 
 
-def _decided(
-    energy: Energy, start: Place, velocity: Tensor, end: Place, gain: Tensor, uniform: Tensor, count: Tensor
-) -> tuple[Place, Move]:
-    log_ratio = end.value - start.value + gain
-    after, accept = accepted(end, start, log_ratio, uniform.log())
-    divergent = finite_ratio(log_ratio) < -DIVERGENCE
-    return after, Move(accept, energy(start, velocity, after), divergent, count, torch.zeros_like(count))
+def _ended(
+    target: Potential,
+    integrator: Integrator,
+    energy: Energy,
+    start: Tensor,
+    scale: Tensor,
+    step_size: Tensor,
+    place: Place,
+    velocity: Tensor,
+    gain: Tensor,
+    origin: Place,
+    first: Tensor,
+    uniform: Tensor,
+    steps: int,
+) -> tuple[Place, Move, Tensor, Tensor]:
+    """Take the last steps of a trajectory and decide; also returns the move proposed, and the last velocity."""
+    end, last, gain = _carried(target, integrator, start, scale, step_size, place, velocity, gain, steps)
+    log_ratio = end.value - origin.value + gain
+    after, accept = accepted(end, origin, log_ratio, uniform.log())
+    divergent, none = finite_ratio(log_ratio) < -DIVERGENCE, torch.zeros_like(accept)
+    return after, Move(accept, energy(origin, first, after), divergent, none, none), end.position, last
