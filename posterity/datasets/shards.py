@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posterity.datasets.arrow import release
 from posterity.datasets.shard_files import ARRAY, SHARD_BYTES, Column, ShardFile, find_files, open_file
 from posterity.errors import BadData, positive_whole, shown
 from posterity.numerics.random import Key
@@ -112,6 +113,7 @@ class Shards:
             finally:
                 if ahead is not None:
                     ahead.cancel()
+                reader.submit(release)  # Arrow's allocator keeps what a thread has freed, even after its end
 
     @cached_property
     def head(self) -> Block:
@@ -120,14 +122,13 @@ class Shards:
         return Block(0, *(None if tensor is None else tensor[:HEAD_ROWS].clone() for tensor in block[1:]))
 
     def take(self, rows: Tensor) -> Tensor:
-        """Return the inputs at the row numbers (n,), in a pass over the shards that hold them."""
+        """Return the inputs at the row numbers (n,), by a pass over all rows."""
         order = torch.argsort(rows)
-        sorted_rows, parts, start = rows[order], list[Tensor](), 0
-        for index, shard in enumerate(self.shards):
-            low, high = torch.searchsorted(sorted_rows, torch.tensor([start, start + shard.rows])).tolist()
-            if high > low:
-                parts.append(self._read(index).inputs[sorted_rows[low:high] - start])
-            start += shard.rows
+        numbers, parts = rows[order], list[Tensor]()
+        for block in self.blocks():
+            ends = torch.tensor([block.start, block.start + len(block.inputs)])
+            low, high = torch.searchsorted(numbers, ends).tolist()
+            parts.append(block.inputs[numbers[low:high] - block.start])
         taken = torch.cat(parts)
         return torch.empty_like(taken).index_copy_(0, order, taken)
 
@@ -186,9 +187,7 @@ class Shards:
     def _stacked(self, columns: dict[str, Any], names: tuple[str, ...], rows: int) -> Tensor:
         """Columns of numbers as one tensor (n, D)."""
         result = torch.empty(rows, len(names), dtype=self.dtype)
-        values = result.numpy()  # of the same memory
-        for place, name in enumerate(names):
-            values[:, place] = columns[name]
+        np.stack([columns[name] for name in names], 1, out=result.numpy(), casting="unsafe")
         return result
 
     def _refuse_not_finite(self, file: ShardFile, inputs: Tensor, index: int) -> None:

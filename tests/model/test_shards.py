@@ -101,7 +101,7 @@ def test_the_other_methods_of_batches_take_files(folder):
     data = read_shards(folder, "y")
     methods = (
         po.methods.MAP(steps=20, batch_size=10),
-        po.methods.SWAG(fit=po.methods.MAP(steps=20, batch_size=10), every=5, warmup=5),
+        po.methods.SWAG(fit=po.methods.MAP(steps=20, batch_size=10), every=1, warmup=5, rank=5),
         po.methods.NaturalGradient(steps=20, batch_size=10),
         po.methods.SGLD(steps=20, batch_size=10),
         po.methods.Ensemble(po.methods.MAP(steps=5, batch_size=10), 2),
