@@ -198,10 +198,10 @@ def main() -> int:
         ends = [f"{row['share of the rate in memory']:.2f}", f"{row['peak MiB']:.0f}"]
         table.append([row["fit"], f"{row['seconds']:.1f}", *(f"{row[key]:.0f}" for key in keys), *ends])
     notes = [
-        f"{given.rows:,} rows of {INPUTS} inputs and a target, {facts['bytes on disk'] / 1e9:.2f} GB of Parquet without "
-        f"compression, written in {facts['seconds to write']:.0f} s; the files may be in the system's cache.",
-        f"In memory: the mean of two fits to the first {min(given.held, given.rows):,} rows, before and after. Times are "
-        "of whole fits, for each row.",
+        f"{given.rows:,} rows of {INPUTS} inputs and a target, {facts['bytes on disk'] / 1e9:.2f} GB of Parquet, not "
+        f"compressed, written in {facts['seconds to write']:.0f} s; the files may be in the system's cache.",
+        f"In memory: the mean of two fits to the first {min(given.held, given.rows):,} rows, before and after. "
+        "Times are of whole fits, for each row.",
         "Peak: the largest resident set of the process, with Python and torch.",
         "Conjugate: the mean differs from the normal equations, summed in float64, by at most "
         f"{facts['largest difference of the exact mean from the normal equations']:.1e} (float32 weights).",

@@ -160,7 +160,9 @@ def same(part: Part, other: Part) -> bool:
     return all(
         tensor.dtype == other.tensors[name].dtype
         and tensor.shape == other.tensors[name].shape
-        and torch.equal(tensor.reshape(-1).view(torch.uint8), other.tensors[name].contiguous().view(-1).view(torch.uint8))
+        and torch.equal(
+            tensor.reshape(-1).view(torch.uint8), other.tensors[name].contiguous().view(-1).view(torch.uint8)
+        )
         for name, tensor in part.tensors.items()
     )
 

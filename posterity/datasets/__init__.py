@@ -15,8 +15,8 @@ from posterity.datasets.posteriordb import (
     posteriordb_draws,
 )
 from posterity.datasets.preprocessing import PreparedTable, Preprocessing, Transformed, prepare
-from posterity.datasets.table import Table, as_table, read_table, split
 from posterity.datasets.shards import Shards, read_shards
+from posterity.datasets.table import Table, as_table, read_table, split
 from posterity.datasets.toys import LINE_BIAS, LINE_WEIGHT, TOYS, blobs, line, load, sine, two_moons, waves
 from posterity.datasets.uci import UCI_CLASSIFICATION, UCI_REGRESSION, uci_classification, uci_regression
 

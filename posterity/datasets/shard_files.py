@@ -185,7 +185,9 @@ def _open_array(path: Path, stamp: tuple[int, int]) -> ShardFile:
     each = max(1, SHARD_BYTES // max(1, row))
     edges = [*range(0, shape[0], each), shape[0]]
     counts = tuple(high - low for low, high in pairwise(edges))
-    return ShardFile(path, ARRAY, {"": Column(str(dtype.newbyteorder("=")), shape[1:])}, counts, stamp, (offset, dtype, edges))
+    return ShardFile(
+        path, ARRAY, {"": Column(str(dtype.newbyteorder("=")), shape[1:])}, counts, stamp, (offset, dtype, edges)
+    )
 
 
 def _read_parquet(file: ShardFile, low: int, high: int, names: Sequence[str]) -> dict[str, Any]:
@@ -219,7 +221,7 @@ def _numbers(file: ShardFile, name: str, chunks: Sequence[Any]) -> Any:
     missing = sum(chunk.null_count for chunk in chunks)
     if missing:
         raise BadData(
-            f"{file.path}: column {shown(name)} has {missing} missing values in a part of {sum(map(len, chunks))} rows. "
+            f"{file.path}: column {shown(name)} has {missing} missing values in {sum(map(len, chunks))} rows. "
             "Fill them or leave the rows out before writing the file."
         )
     arrays = [chunk.to_numpy(zero_copy_only=False) for chunk in chunks]

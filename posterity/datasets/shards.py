@@ -1,10 +1,9 @@
-"""Rows in files that need not fit into memory: what is read as inputs and targets, in which order, and reading ahead."""
+"""Rows in files that need not fit into memory: their columns, the order in which they are read, and reading ahead."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -197,8 +196,8 @@ class Shards:
         before = sum(shard.rows for shard in self.shards[:index] if shard.file == self.shards[index].file)
         name = f"column {shown(self.columns[place[0]])}" if file.kind != ARRAY else f"entry {place}"
         raise BadData(
-            f"{file.path}: row {before + row}, {name} must be finite. Got NaN or infinity. Fill it, or leave the row out "
-            "before writing the file."
+            f"{file.path}: row {before + row}, {name} must be finite. Got NaN or infinity. Fill it, or leave the row "
+            "out before writing the file."
         )
 
 
@@ -229,8 +228,8 @@ def read_shards(
     of files or a `pyarrow.dataset`; or .npy files, or a memory map of one, whose first axis is that of the rows.
     `target` names the column of targets, or several in a list; for arrays it is as many .npy files of targets. `inputs`
     are the columns of inputs (None: all others), and `weights` is a column of row weights. Numbers come as `dtype`; a
-    target of whole numbers comes as labels, int64, unless it is named in a list. `window` shards are shuffled together (None: as many as fit
-    into 64 MiB), see `Shards`.
+    target of whole numbers comes as labels, int64, unless it is named in a list. `window` shards are shuffled together
+    (None: as many as fit into 64 MiB), see `Shards`.
 
     Columns must hold numbers, of the same types in all files, and none may be missing. A row group of Parquet, or a
     record batch of Arrow, is read whole: write files whose row groups fit into memory several times.
@@ -302,8 +301,8 @@ def _refuse_other_columns(files: Sequence[ShardFile], names: tuple[str, ...], wh
         kind = first.columns[name].type
         if kind not in _NUMBERS:
             raise BadData(
-                f"{first.path}: {_described(name, first.columns[name])}, and shards hold numbers. Encode it as numbers, "
-                "or leave it out: inputs=[...]."
+                f"{first.path}: {_described(name, first.columns[name])}, and shards hold numbers. Encode it as "
+                "numbers, or leave it out: inputs=[...]."
             )
 
 

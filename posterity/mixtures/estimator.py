@@ -57,7 +57,8 @@ class Steps(ABC):
 class MixtureEstimator(ABC):
     """A mixture with scikit-learn's methods; a subclass fits, scores rows by component, and has the fitted attributes.
 
-    Rows may be `Shards` of files, which are read block by block in every pass: memory holds a few blocks. Results are arrays where rows are arrays, and tensors on the rows' device where rows are tensors, in float64.
+    Rows may be `Shards` of files, which are read block by block in every pass: memory holds a few blocks. Results are
+    arrays where rows are arrays or files, and tensors on the rows' device where rows are tensors, in float64.
     """
 
     n_components: int

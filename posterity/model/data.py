@@ -110,7 +110,7 @@ def as_data(
     labels: str = LABELS,
     num_data: int | None = None,
 ) -> Data:
-    """`Data` from (inputs, targets[, weights]) tensors or arrays, a `Dataset`, a `DataLoader`, `Shards`, `Data` or None.
+    """`Data` from (inputs, targets[, weights]) tensors or arrays, `Shards`, a `Dataset`, a `DataLoader`, `Data`, None.
 
     A mapping in place of the tuple, also as a batch of a loader, holds its targets in the entry `labels`. `per_member`
     says that all tensors have a leading member axis, (M, N, ...). `augmentation` changes the images of mini-batches

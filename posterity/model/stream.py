@@ -282,6 +282,16 @@ def in_order(loader: "DataLoader[Any]") -> Iterator[object]:
     return _keyed(lambda: iter(loader), _generators(loader), Key(0))
 
 
+def input_parts(inputs: object) -> Iterator[object]:
+    """Yield the inputs of a loader batch by batch and in order, those of files block by block, and others whole."""
+    if isinstance(inputs, DataLoader):
+        yield from (item[0] if isinstance(item, (tuple, list)) else item for item in in_order(inputs))
+    elif isinstance(inputs, Shards):
+        yield from (block.inputs for block in inputs.blocks())
+    else:
+        yield inputs
+
+
 def _generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
     """The generators of a loader and its samplers, each once."""
     owners = (loader, loader.sampler, loader.batch_sampler)

@@ -21,7 +21,7 @@ from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.problem import Problem
-from posterity.model.stream import in_order
+from posterity.model.stream import input_parts
 from posterity.model.tempering import Tempering
 from posterity.numerics.brief import brief, brief_module
 from posterity.numerics.layout import Layout
@@ -237,8 +237,7 @@ class Posterior(ABC):
         if memory_budget is not None:
             positive_whole("predict: memory_budget", memory_budget)
         if joint and isinstance(inputs, (DataLoader, Shards)):
-            got = type(inputs).__name__
-            raise TypeError(f"predict: joint=True needs all rows at once. Got {got}. Pass a tensor of the rows.")
+            raise TypeError(f"predict: joint=True needs all rows at once. Got a {type(inputs).__name__}. Pass tensors.")
         kept_bytes = KEPT_BYTES if memory_budget is None else memory_budget
         wanted = Prediction(draws, 1.0, integrator, Key(seed), batch_size, memory_budget, kept_bytes, joint)
         enabled = torch.is_grad_enabled() and _requires_grad(inputs)
@@ -346,9 +345,7 @@ class Posterior(ABC):
         """Yield chunks of rows, each with an example of an output row and the number of all rows, as far as known."""
         assert isinstance(self.joint, Joint)
         total = 0
-        items = in_order(inputs) if isinstance(inputs, DataLoader) else [inputs]
-        for item in (block.inputs for block in inputs.blocks()) if isinstance(inputs, Shards) else items:
-            part: object = item[0] if isinstance(inputs, DataLoader) and isinstance(item, (tuple, list)) else item
+        for part in input_parts(inputs):
             if isinstance(part, Mapping):
                 part = without_labels(part, self.joint.network.labels)
             tensors = map_inputs(lambda tensor: tensor.to(self.joint.device), as_inputs(part, torch.is_grad_enabled()))

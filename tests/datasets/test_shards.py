@@ -10,8 +10,7 @@ import shardfiles
 import torch
 from pyarrow import feather, parquet
 
-from posterity.datasets import read_shards
-from posterity.datasets import shard_files, shards
+from posterity.datasets import read_shards, shard_files, shards
 from posterity.errors import BadData
 from posterity.numerics.random import Key
 
@@ -41,7 +40,9 @@ def joined(blocks):
 def test_a_pass_gives_every_row_in_its_order_in_shards(tmp_path, kind):
     inputs, targets = shardfiles.rows()
     data = opened(shardfiles.write(tmp_path, kind, inputs, targets), kind)
-    assert len(data) == 100 and data.has_targets and data.row_shape == (3,)
+    assert len(data) == 100
+    assert data.has_targets
+    assert data.row_shape == (3,)
     assert [shard.rows for shard in data.shards] == [10, 10, 10, 7, 10, 10, 10, 7, 10, 10, 6]
     blocks = list(data.blocks())
     assert [block.start for block in blocks] == [0, 10, 20, 30, 37, 47, 57, 67, 74, 84, 94]
@@ -58,7 +59,8 @@ def test_a_shuffled_pass_permutes_the_shards_and_the_rows_within_a_window(tmp_pa
     blocks = list(data.blocks(Key(5)))
     seen, goals = joined(blocks)
     rows = seen[:, 0].long()
-    assert torch.equal(rows.sort().values, torch.arange(100)) and torch.equal(goals, targets[rows])
+    assert torch.equal(rows.sort().values, torch.arange(100))
+    assert torch.equal(goals, targets[rows])
     edges = torch.tensor([0, 10, 20, 30, 37, 47, 57, 67, 74, 84, 94, 100])
     for block in blocks:  # a window has whole shards, three of them but for the last
         numbers = block.inputs[:, 0].long()
@@ -133,7 +135,8 @@ def test_columns_of_many_types_come_as_numbers_labels_and_weights(tmp_path):
     data = read_shards(tmp_path / "rows.parquet", "label", inputs=names, weights="share", dtype=torch.float64)
     block = next(data.blocks())
     assert torch.equal(block.inputs, torch.tensor(np.stack([values[name] for name in names], 1).astype(np.float64)))
-    assert block.targets.dtype == torch.int64 and block.targets.tolist() == [2, 0, 1]
+    assert block.targets.dtype == torch.int64
+    assert block.targets.tolist() == [2, 0, 1]
     assert block.weights.tolist() == [1.0, 0.0, 2.0]
     several = read_shards(tmp_path / "rows.parquet", ["other", "share"], inputs=["half"])
     assert next(several.blocks()).targets.tolist() == [[1.0, 1.0], [2.0, 0.0], [3.0, 2.0]]
@@ -147,8 +150,9 @@ def test_arrays_of_images_of_other_byte_orders_and_memory_maps_are_read(tmp_path
     for source in (tmp_path / "x.npy", np.load(tmp_path / "x.npy", mmap_mode="r")):
         block = next(read_shards(source, tmp_path / "y.npy").blocks())
         assert torch.equal(block.inputs, torch.tensor(images, dtype=torch.float32))
-        assert block.targets.tolist() == [3, 1, 2, 0] and block.targets.dtype == torch.int64
-    with pytest.raises(BadData, match="must be of a whole file, in rows"):
+        assert block.targets.tolist() == [3, 1, 2, 0]
+        assert block.targets.dtype == torch.int64
+    with pytest.raises(BadData, match=r"must be of a whole file, in rows"):
         read_shards(np.load(tmp_path / "x.npy", mmap_mode="r")[1:])
 
 
@@ -195,7 +199,7 @@ def test_other_columns_are_refused(tmp_path, columns, message):
 def test_missing_and_infinite_inputs_are_refused_by_file_and_row(tmp_path, bad):
     values = pa.array([0.0] * 14 + [bad] + [0.0] * 5, pa.float32())
     parquet.write_table(pa.table({"a": values, "y": [0.0] * 20}), tmp_path / "rows.parquet", row_group_size=10)
-    with pytest.raises(BadData, match="has 1 missing values" if bad is None else "row 14, column 'a' must be finite"):
+    with pytest.raises(BadData, match=r"has 1 missing values" if bad is None else "row 14, column 'a' must be finite"):
         list(read_shards(tmp_path / "rows.parquet", "y").blocks())
 
 
@@ -203,7 +207,10 @@ def test_files_with_other_schemas_are_refused(tmp_path):
     inputs, targets = shardfiles.rows(10)
     first = shardfiles.table(inputs, targets)
     others = {
-        "type": (first.set_column(1, "b", pa.array([1.0] * 10, pa.float64())), "column 'b' is double, and column 'b' is"),
+        "type": (
+            first.set_column(1, "b", pa.array([1.0] * 10, pa.float64())),
+            "column 'b' is double, and column 'b' is",
+        ),
         "name": (first.rename_columns(["a", "b", "other", "y"]), "there is no column 'c'"),
         "more": (first.append_column("d", pa.array([1.0] * 10)), "its columns are not those of 0.parquet"),
     }
@@ -214,7 +221,7 @@ def test_files_with_other_schemas_are_refused(tmp_path):
         with pytest.raises(BadData, match=message):
             read_shards(folder, "y")
     feather.write_feather(first, tmp_path / "name" / "2.arrow")
-    with pytest.raises(BadData, match="files must be of one kind"):
+    with pytest.raises(BadData, match=r"files must be of one kind"):
         read_shards(tmp_path / "name", "y")
 
 
@@ -223,10 +230,10 @@ def test_a_file_that_changed_or_went_away_is_refused(tmp_path):
     folder = shardfiles.write(tmp_path, "parquet", inputs, targets)
     data = opened(folder, "parquet")
     os.utime(folder / "1.parquet", ns=(0, 0))
-    with pytest.raises(BadData, match="1.parquet: the file has changed since it was opened"):
+    with pytest.raises(BadData, match=r"1.parquet: the file has changed since it was opened"):
         list(data.blocks())
     (folder / "1.parquet").unlink()
-    with pytest.raises(BadData, match="1.parquet: the file is gone since it was opened"):
+    with pytest.raises(BadData, match=r"1.parquet: the file is gone since it was opened"):
         list(data.blocks(Key(0)))
 
 
@@ -235,33 +242,33 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     folder = shardfiles.write(tmp_path / "a", "parquet", inputs, targets)
     file = folder / "0.parquet"
     file.write_bytes(file.read_bytes()[:-40])
-    with pytest.raises(BadData, match="not a Parquet file that can be read"):
+    with pytest.raises(BadData, match=r"not a Parquet file that can be read"):
         opened(folder, "parquet")
     arrays = shardfiles.write(tmp_path / "b", "npy", inputs, targets, each=100)
     array = arrays / "x" / "0.npy"
     array.write_bytes(array.read_bytes()[:-4])
-    with pytest.raises(BadData, match="the file must have 1328 bytes. Got 1324"):
+    with pytest.raises(BadData, match=r"the file must have 1328 bytes. Got 1324"):
         opened(arrays, "npy")
     np.save(array, inputs[:99].numpy())
-    with pytest.raises(BadData, match="must be a .npy file of 99 rows. Got 100 rows"):
+    with pytest.raises(BadData, match=r"must be a .npy file of 99 rows. Got 100 rows"):
         opened(arrays, "npy")
     np.save(array, np.asfortranarray(inputs.numpy()))
-    with pytest.raises(BadData, match="must be stored by rows"):
+    with pytest.raises(BadData, match=r"must be stored by rows"):
         opened(arrays, "npy")
     np.save(array, np.array(["a"]))
-    with pytest.raises(BadData, match="must hold numbers"):
+    with pytest.raises(BadData, match=r"must hold numbers"):
         opened(arrays, "npy")
     (tmp_path / "c").mkdir()
-    with pytest.raises(BadData, match="must have files that end in .* Got none"):
+    with pytest.raises(BadData, match=r"must have files that end in .* Got none"):
         read_shards(tmp_path / "c")
     (tmp_path / "c" / "rows.csv").write_text("a,b\n1,2\n")
     with pytest.raises(BadData, match=r"Got \['rows.csv'\]"):
         read_shards(tmp_path / "c")
-    with pytest.raises(BadData, match="not a Parquet, Arrow or .npy file"):
+    with pytest.raises(BadData, match=r"not a Parquet, Arrow or .npy file"):
         read_shards(tmp_path / "c" / "rows.csv")
-    with pytest.raises(BadData, match="cannot be read: No such file"):
+    with pytest.raises(BadData, match=r"cannot be read: No such file"):
         read_shards(tmp_path / "none.parquet")
-    with pytest.raises(TypeError, match="wanted a file, a folder"):
+    with pytest.raises(TypeError, match=r"wanted a file, a folder"):
         read_shards(3)
 
 

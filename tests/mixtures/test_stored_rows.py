@@ -90,17 +90,17 @@ def test_rows_of_lowest_density_are_found_among_all_blocks(points, stored):
 
 def test_what_files_lack_or_hold_too_much_of_is_refused(points, stored, tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("others")
-    with pytest.raises(BadData, match="has 2 features, but GaussianMixture is expecting 1"):
+    with pytest.raises(BadData, match=r"has 2 features, but GaussianMixture is expecting 1"):
         GaussianMixture(1).fit(points[:, :1]).score(stored)
-    with pytest.raises(BadData, match="sample_weight must have one number for each row"):
+    with pytest.raises(BadData, match=r"sample_weight must have one number for each row"):
         GaussianMixture(1).fit(stored, sample_weight=np.ones(699))
     large = np.zeros(100, dtype=np.float32)
     large[70] = 1e35
     parquet.write_table(pa.table({"u": large, "v": large}), tmp_path / "large", row_group_size=50)
-    with pytest.raises(BadData, match="X, from row 50 on, must lie within 1e.30 of 0. Got larger numbers in row 20"):
+    with pytest.raises(BadData, match=r"X, from row 50 on, must lie within 1e.30 of 0. Got larger numbers in row 20"):
         GaussianMixture(1).fit(read_shards(tmp_path / "large"))
     parquet.write_table(pa.table({"u": np.ones(100), "w": np.ones(100)}), tmp_path / "one", row_group_size=50)
-    with pytest.raises(BadData, match="X must vary in every column if reg_covar is 0"):
+    with pytest.raises(BadData, match=r"X must vary in every column if reg_covar is 0"):
         GaussianMixture(1, reg_covar=0.0).fit(read_shards(tmp_path / "one"))
-    with pytest.raises(BadData, match="without a column of weights"):
+    with pytest.raises(BadData, match=r"without a column of weights"):
         GaussianMixture(1).fit(read_shards(tmp_path / "one", weights="w"))
