@@ -5,6 +5,7 @@ each holds all weights, moments and curvature, so that only what grows with the 
 """
 
 import sys
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,18 +30,14 @@ METHODS: dict[str, Any] = {
     "Laplace, last layer": m.Laplace(subset=m.LastLayer(), tuning=None),
     "NUTS, 4 chains": m.NUTS(chains=4, warmup=1, draws=1),
 }
-SIZES = {
-    "8-50-1": (8, 50, 1),
-    "784-400-400-10": (784, 400, 400, 10),
-    "4096-4096-4096-1000": (4096, 4096, 4096, 1000),
-}
+SIZES = {"8-50-1": (8, 50, 1), "784-400-400-10": (784, 400, 400, 10), "4096-4096-4096-1000": (4096, 4096, 4096, 1000)}
 ROWS = 1_000_000
 
 
 def needed(sizes: tuple[int, ...], method: Any, world_size: int) -> int:
     """Bytes on each device."""
     with torch.device("meta"):
-        layers = [nn.Linear(*pair) for pair in zip(sizes, sizes[1:], strict=False)]
+        layers = [nn.Linear(*pair) for pair in pairwise(sizes)]
     parts = [part for layer in layers for part in (layer, nn.ReLU())][:-1]
     network = nn.Sequential(*parts).to_empty(device="cpu")
     for weight in network.parameters():

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def measured(folder: Path, name: str, rows: int | None) -> dict[str, Any]:
     return {"rows": count, "seconds": seconds, "CPU seconds": work, "peak": peak, "values": values}
 
 
-def apart(folder: Path, name: str, rows: int | None, threads: int) -> dict[str, Any]:
+def apart(folder: Path, name: str, rows: int | None, *, threads: int) -> dict[str, Any]:
     """`measured` in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.large_data", "--child", str(folder), name, str(rows or 0)]
     done = subprocess.run([*command, "--threads", str(threads)], check=True, capture_output=True, text=True)
@@ -137,7 +138,9 @@ def apart(folder: Path, name: str, rows: int | None, threads: int) -> dict[str, 
 
 def exact(square: Tensor, cross: Tensor) -> Tensor:
     """The mean of the exact posterior (9,), bias last, under the prior N(0, 1)."""
-    return torch.linalg.solve(square / SCALE**2 + torch.eye(INPUTS + 1, dtype=torch.float64), cross / SCALE**2)
+    precision = square / SCALE**2 + torch.eye(INPUTS + 1, dtype=torch.float64)
+    mean: Tensor = torch.linalg.solve(precision, cross / SCALE**2)
+    return mean
 
 
 def run(
@@ -190,7 +193,7 @@ def main() -> int:
         raise SystemExit(f"{2 * wanted / 1e9:.1f} GB must be free on the disk. Say another --folder, or fewer --rows.")
     with tempfile.TemporaryDirectory(prefix="posterity-large-", dir=given.folder) as folder:
         results, facts = run(
-            Path(folder), given.rows, min(given.held, given.rows), given.seed, lambda *case: apart(*case, given.threads)
+            Path(folder), given.rows, min(given.held, given.rows), given.seed, partial(apart, threads=given.threads)
         )
     keys = ["ns a row", "ns a row in memory", "CPU ns a row", "CPU ns a row in memory"]
     table = [["fit", "seconds", *keys, "share of the rate in memory", "peak MiB"]]

@@ -91,7 +91,8 @@ def _stamp(path: Path) -> tuple[int, int]:
 def find_files(source: object) -> list[Path]:
     """Return the files of a folder (by name), of a list, of a `pyarrow.dataset`, of a memory map, or a single file."""
     if isinstance(source, np.memmap):
-        if not isinstance(source.base, mmap.mmap) or not source.flags.c_contiguous or source.filename is None:
+        base: object = source.base
+        if not isinstance(base, mmap.mmap) or not source.flags.c_contiguous or source.filename is None:
             raise BadData("read_shards: a memory map must be of a whole file, in rows. Pass numpy.load's, not a part.")
         return [Path(str(source.filename))]
     if isinstance(source, (list, tuple)):

@@ -1,7 +1,7 @@
 """Rows in files that need not fit into memory: their columns, the order in which they are read, and reading ahead."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -38,10 +38,10 @@ class Block(NamedTuple):
     targets: Tensor | None
     weights: Tensor | None
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The tensors that there are."""
-        return [tensor for tensor in self[1:] if tensor is not None]
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Block":
+        """`function` applied to every tensor."""
+        targets, weights = (None if each is None else function(each) for each in (self.targets, self.weights))
+        return self._replace(inputs=function(self.inputs), targets=targets, weights=weights)
 
 
 class Shards:
@@ -118,7 +118,7 @@ class Shards:
     def head(self) -> Block:
         """The first rows, at most 256."""
         block = self._read(next(index for index, shard in enumerate(self.shards) if shard.rows))
-        return Block(0, *(None if tensor is None else tensor[:HEAD_ROWS].clone() for tensor in block[1:]))
+        return block.map(lambda tensor: tensor[:HEAD_ROWS].clone())
 
     def take(self, rows: Tensor) -> Tensor:
         """Return the inputs at the row numbers (n,), by a pass over all rows."""
@@ -144,14 +144,13 @@ class Shards:
     def _block(self, start: int, group: list[int], key: Key | None) -> Block:
         """Read some shards as one block, shuffled if by a key."""
         parts = [self._read(index) for index in group]
-        columns = zip(*(part[1:] for part in parts), strict=True)
-        joined = [None if each[0] is None else each[0] if len(each) == 1 else torch.cat(each) for each in columns]
+        inputs = parts[0].inputs if len(parts) == 1 else torch.cat([part.inputs for part in parts])
+        block = Block(start, inputs, _joined(part.targets for part in parts), _joined(part.weights for part in parts))
         del parts
         if key is None:
-            return Block(start, *joined)  # type: ignore[arg-type]
-        assert joined[0] is not None
-        order = key.permutation(len(joined[0]), "cpu")
-        return Block(start, *(None if tensor is None else tensor.index_select(0, order) for tensor in joined))  # type: ignore[arg-type]
+            return block
+        order = key.permutation(len(block.inputs), "cpu")
+        return block.map(lambda tensor: tensor.index_select(0, order))
 
     def _read(self, index: int) -> Block:
         """Read a shard, which must have finite inputs."""
@@ -199,6 +198,12 @@ class Shards:
             f"{file.path}: row {before + row}, {name} must be finite. Got NaN or infinity. Fill it, or leave the row "
             "out before writing the file."
         )
+
+
+def _joined(parts: Iterable[Tensor | None]) -> Tensor | None:
+    """One tensor of those that there are."""
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if len(known) > 1 else known[0] if known else None
 
 
 def _shards(number: int, file: ShardFile, row: int) -> Iterator[Shard]:

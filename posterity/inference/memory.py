@@ -109,9 +109,10 @@ def activation_bytes(joint: Problem, data: Data, rows: int | None) -> int:
 class Plan:
     """The bytes of a run by purpose on one device, and the memory of the device.
 
-    `world_size` is the number of devices that share the rows; each has all weights and its part of every batch. `method` names the method and its settings. `alternatives` are other settings for the same problem with their
-    total bytes, best first. `predictions` are the bytes of later predictions at 1,024 rows, which are not part of the
-    run. `memory` is None if unknown.
+    `world_size` is the number of devices that share the rows; each has all weights and its part of every batch.
+    `method` names the method and its settings. `alternatives` are other settings for the same problem with their total
+    bytes, best first. `predictions` are the bytes of later predictions at 1,024 rows, which are not part of the run.
+    `memory` is None if unknown.
     """
 
     method: str
@@ -168,7 +169,8 @@ def plan(
     """Estimate the memory of `infer(method, joint, data)` within a factor of about two, without running it.
 
     `precision` and `micro_batch` are those of `infer`. With a `world_size` the memory is that of each of so many
-    devices, between which rows and batches are divided; weights, moments and curvature are on each of them whole. The network is run on a few rows to see how it uses its weights.
+    devices, between which rows and batches are divided; weights, moments and curvature are on each of them whole. The
+    network is run on a few rows to see how it uses its weights.
     The memory of torch and Python themselves, some hundred MB, is not counted.
 
     >>> from posterity.likelihoods import Categorical

@@ -25,6 +25,7 @@ def seeds(rows: Rows, components: int, restarts: int, init: str, key: Key) -> Te
     row weights count as copies of the row.
     """
     few = _subset(rows, key.fold("subset"))
+    assert isinstance(few.points, Tensor)
     known, centres = _labelled(rows, components)  # (K,), (K, D)
     points = few.points.to(torch.float64) - few.centre  # (n, D)
     weights = torch.ones_like(points[:, 0]) if few.weights is None else few.weights

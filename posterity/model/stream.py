@@ -158,7 +158,9 @@ class StreamData(Data):
     def _whole(self, block: Block) -> Batch:
         """A block as a batch on the device, checked."""
         assert block.targets is not None
-        batch = as_batch(Batch(*block[1:]), "the files").map(lambda tensor: tensor.to(self.device))
+        batch = as_batch(Batch(block.inputs, block.targets, block.weights), "the files").map(
+            lambda tensor: tensor.to(self.device)
+        )
         return batch if self.prepare is None else self.prepare(batch)
 
     def _loaded(self, size: int | None, key: Key | None, each: int) -> Iterator[Batch]:

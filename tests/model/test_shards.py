@@ -108,7 +108,7 @@ def test_the_other_methods_of_batches_take_files(folder):
         po.methods.MAP(steps=20, batch_size=10),
         po.methods.SWAG(fit=po.methods.MAP(steps=20, batch_size=10), every=1, warmup=5, rank=5),
         po.methods.NaturalGradient(steps=20, batch_size=10),
-        po.methods.SGLD(steps=20, batch_size=10),
+        po.methods.SGLD(warmup=5, draws=5, batch_size=10),
         po.methods.Ensemble(po.methods.MAP(steps=5, batch_size=10), 2),
         po.methods.NUTS(warmup=5, draws=5),
     )
