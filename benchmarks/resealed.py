@@ -153,6 +153,11 @@ def filled(folder: Path) -> list[str]:
     return [name for name, part in parts.items() if part.config or part.tensors]
 
 
+def copied(part: Part) -> Part:
+    """The part with tensors of its own."""
+    return Part(part.config, {name: tensor.clone() for name, tensor in part.tensors.items()})
+
+
 def same(part: Part, other: Part) -> bool:
     """Whether two parts are equal bit for bit; NaN equals itself."""
     if part.config != other.config or part.tensors.keys() != other.tensors.keys():
@@ -216,9 +221,9 @@ def of_checkpoint(kind: str, folder: Path) -> Callable[[random.Random], str]:
 
         def start(self, run: po.inference.Run) -> None:
             state = {"step": run.step, "stopped": run.stopped, "seconds": run.trace.seconds, "state": run.state}
-            self.state_read = flatten({**state, "callbacks": {}})
-            self.trace_read = run.trace.tensors()
-            self.kept_read = flatten(run.kept[0:]) if len(run.kept) else None
+            self.state_read = copied(flatten({**state, "callbacks": {}}))  # steps write over their state
+            self.trace_read = copied(Part({}, run.trace.tensors())).tensors
+            self.kept_read = copied(flatten(run.kept[0:])) if len(run.kept) else None
 
     def fit(path: Path, *callbacks: po.inference.Callback) -> Tensor:
         problem = po.Joint(network(False), Categorical(), Normal(1.0), num_data=len(rows()[0]))
