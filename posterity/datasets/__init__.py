@@ -15,6 +15,7 @@ from posterity.datasets.posteriordb import (
     posteriordb_draws,
 )
 from posterity.datasets.preprocessing import PreparedTable, Preprocessing, Transformed, prepare
+from posterity.datasets.shards import Shards, read_shards
 from posterity.datasets.table import Table, as_table, read_table, split
 from posterity.datasets.toys import LINE_BIAS, LINE_WEIGHT, TOYS, blobs, line, load, sine, two_moons, waves
 from posterity.datasets.uci import UCI_CLASSIFICATION, UCI_REGRESSION, uci_classification, uci_regression
@@ -32,6 +33,7 @@ __all__ = [
     "PreparedTable",
     "Preprocessing",
     "ReferenceMoments",
+    "Shards",
     "Table",
     "TargetColumn",
     "Transformed",
@@ -50,6 +52,7 @@ __all__ = [
     "posteriordb_draws",
     "prepare",
     "read_idx",
+    "read_shards",
     "read_table",
     "sine",
     "split",

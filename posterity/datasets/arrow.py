@@ -18,3 +18,10 @@ def pool() -> Any:
         return pa.jemalloc_memory_pool()
     except NotImplementedError:
         return pa.default_memory_pool()
+
+
+def release() -> None:
+    """Return the memory that Arrow's usual allocator holds for this thread, unused, to the system."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()

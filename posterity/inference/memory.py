@@ -2,15 +2,17 @@
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from posterity.errors import positive_whole
 from posterity.inference.method import PREDICTED_ROWS, Method, check_arguments, with_passes
 from posterity.model.batch import Inputs, map_inputs, num_rows
-from posterity.model.data import Data, NoData
+from posterity.model.data import Data, NoData, TensorData
 from posterity.model.passes import Precision
 from posterity.model.problem import Problem, data_of
 from posterity.optim.optimizer import Optimizer
@@ -105,11 +107,12 @@ def activation_bytes(joint: Problem, data: Data, rows: int | None) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """The bytes of a run by purpose, and the memory of the device.
+    """The bytes of a run by purpose on one device, and the memory of the device.
 
-    `method` names the method and its settings. `alternatives` are other settings for the same problem with their
-    total bytes, best first. `predictions` are the bytes of later predictions at 1,024 rows, which are not part of the
-    run. `memory` is None if unknown.
+    `world_size` is the number of devices that share the rows; each has all weights and its part of every batch.
+    `method` names the method and its settings. `alternatives` are other settings for the same problem with their total
+    bytes, best first. `predictions` are the bytes of later predictions at 1,024 rows, which are not part of the run.
+    `memory` is None if unknown.
     """
 
     method: str
@@ -118,6 +121,7 @@ class Plan:
     memory: int | None = None
     alternatives: dict[str, int] = field(default_factory=dict)
     predictions: int = 0
+    world_size: int = 1
 
     @property
     def total(self) -> int:
@@ -145,7 +149,8 @@ class Plan:
             verdict = ("  fits" if self.has_room(needed or 0) else "  does not fit") if judged else ""
             return f"  {name:<{width}}  {'unknown' if needed is None else human(needed):>8}{verdict}"
 
-        lines = [f"{self.method} on {self.device}", *(line(name, needed) for name, needed in self.parts.items())]
+        each = "" if self.world_size == 1 else f", on each of {self.world_size} that share the rows"
+        lines = [f"{self.method} on {self.device}{each}", *(line(name, needed) for name, needed in self.parts.items())]
         lines += [line("total", self.total, judged=True), line("memory of the device", self.memory)]
         lines += [line(LATER, self.predictions)] if self.predictions else []
         lines += ["in all with"] if self.alternatives else []
@@ -153,11 +158,19 @@ class Plan:
 
 
 def plan(
-    method: Method, joint: Problem, data: object, *, precision: Precision | None = None, micro_batch: int | None = None
+    method: Method,
+    joint: Problem,
+    data: object,
+    *,
+    precision: Precision | None = None,
+    micro_batch: int | None = None,
+    world_size: int = 1,
 ) -> Plan:
     """Estimate the memory of `infer(method, joint, data)` within a factor of about two, without running it.
 
-    `precision` and `micro_batch` are those of `infer`. The network is run on a few rows to see how it uses its weights.
+    `precision` and `micro_batch` are those of `infer`. With a `world_size` the memory is that of each of so many
+    devices, between which rows and batches are divided; weights, moments and curvature are on each of them whole. The
+    network is run on a few rows to see how it uses its weights.
     The memory of torch and Python themselves, some hundred MB, is not counted.
 
     >>> from posterity.likelihoods import Categorical
@@ -172,15 +185,39 @@ def plan(
     (True, True)
     """
     check_arguments("plan", method, joint)
+    positive_whole("plan: world_size", world_size)
     rows = data_of(joint, data)
     joint.check_rows(rows)
     method = method.settled(joint, rows)
     joint = with_passes(method, joint, rows, precision, micro_batch)
+    method, rows = _divided(method, rows, world_size)
     footprint, held = method.footprint(joint, rows), data_bytes(rows)
     others = {name: held + other.footprint(joint, rows).total for name, other in footprint.alternatives().items()}
     parts = {"data": held, **footprint.parts} if held else {**footprint.parts}
     memory = device_memory(joint.device)
-    return Plan(footprint.words, str(joint.device), parts, memory, others, footprint.predictions)
+    return Plan(footprint.words, str(joint.device), parts, memory, others, footprint.predictions, world_size)
+
+
+def _divided(method: Method, data: Data, world_size: int) -> tuple[Method, Data]:
+    """The method with the batch of one device, and the rows of one device, rounded up."""
+    if world_size == 1:
+        return method, data
+    if isinstance(data, TensorData):
+        count, axis = -(-data.num_data // world_size), data.rows.rows_axis
+        data = replace(data, rows=data.rows.map(lambda tensor: tensor.narrow(axis, 0, count)))
+    return _with_batch_of(method, world_size), data
+
+
+def _with_batch_of(method: Method, world_size: int) -> Method:
+    """The method, and those inside it, with the batch of one device."""
+    changes: dict[str, Any] = {}
+    for own in fields(method):  # type: ignore[arg-type]  # methods are dataclasses
+        value = getattr(method, own.name)
+        if isinstance(value, Method):
+            changes[own.name] = _with_batch_of(value, world_size)
+        elif own.name == "batch_size" and isinstance(value, int):
+            changes[own.name] = -(-value // world_size)
+    return replace(method, **changes) if changes else method  # type: ignore[type-var]
 
 
 def refuse_too_large(method: Method, joint: Problem, data: Data, members: int = 1) -> None:

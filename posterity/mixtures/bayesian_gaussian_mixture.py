@@ -31,7 +31,7 @@ from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.estimator import MixtureEstimator, Steps, as_parameter, given_as
 from posterity.mixtures.passes import scores, statistics
 from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of, statistics_of_all
-from posterity.mixtures.sweeps import Rows
+from posterity.mixtures.sweeps import Rows, StoredPoints
 from posterity.model.density import Density
 from posterity.numerics.random import Key
 
@@ -357,7 +357,7 @@ class BayesianGaussianMixture(MixtureEstimator):
         self.degrees_of_freedom_prior_ = float(prior.degrees)
         self.covariance_prior_ = given_as(prior.inverse_scales.reshape(family.kind.single_shape(len(centre))), X)
 
-    def _beliefs(self, like: Tensor, centre: Tensor) -> Beliefs:
+    def _beliefs(self, like: Tensor | StoredPoints, centre: Tensor) -> Beliefs:
         """The fitted posterior as a single restart, on the device of `like`, with means about the centre."""
         degrees, held = as_parameter(self.degrees_of_freedom_, like)[None], self.weight_concentration_
         pair = torch.stack([as_parameter(part, like) for part in held], -1) if isinstance(held, tuple) else None

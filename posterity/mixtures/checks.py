@@ -2,15 +2,16 @@
 
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from posterity.datasets.shards import Shards
 from posterity.errors import BadData, shown, whole
-from posterity.mixtures.sweeps import Rows
+from posterity.mixtures.sweeps import Rows, StoredPoints
 from posterity.model.batch import as_tensor
 from posterity.numerics.random import Key
 
@@ -54,7 +55,9 @@ def as_points(value: object, name: str = "X", expected: tuple[str, int] | None =
 def as_rows(
     X: object, sample_weight: object, labels: object, components: int, expected: tuple[str, int] | None = None
 ) -> Rows:
-    """Make rows with weights and labels, centred at their weighted mean."""
+    """Make rows with weights and labels, centred at their weighted mean; `Shards` are read once for it."""
+    if isinstance(X, Shards):
+        return _as_stored_rows(X, sample_weight, labels, components, expected)
     points = as_points(X, expected=expected)
     weights = as_row_weights(sample_weight, points)
     if weights is None:
@@ -64,7 +67,31 @@ def as_rows(
     return Rows(points, weights, as_labels(labels, points, components), centre)
 
 
-def as_row_weights(value: object, points: Tensor) -> Tensor | None:
+def _as_stored_rows(
+    X: Shards, sample_weight: object, labels: object, components: int, expected: tuple[str, int] | None
+) -> Rows:
+    if X.weights is not None:
+        raise BadData(
+            f"X must be files without a column of weights. Got {shown(X.weights)}. Leave it out of read_shards, and "
+            "give sample_weight as an array."
+        )
+    points = StoredPoints(X)
+    weights = as_row_weights(sample_weight, points)
+    known, sums = as_labels(labels, points, components), list[Tensor]()
+    for start, own in stored_points(X, expected):
+        share = own.to(torch.float64)
+        sums.append(share.sum(0) if weights is None else weights[start : start + len(own)] @ share)
+    centre = torch.stack(sums).sum(0) / (len(points) if weights is None else weights.sum())
+    return Rows(points, weights, known, centre)
+
+
+def stored_points(X: Shards, expected: tuple[str, int] | None) -> Iterator[tuple[int, Tensor]]:
+    """Yield the rows of files block by block, checked as `as_points` does, with the number of rows before them."""
+    for start, points, *_ in X.blocks():
+        yield start, as_points(points, f"X, from row {start} on,", expected)
+
+
+def as_row_weights(value: object, points: Tensor | StoredPoints) -> Tensor | None:
     """Convert row weights (N,) to float64, at least 0 with a positive sum; None for equal weights."""
     if value is None:
         return None
@@ -82,7 +109,7 @@ def as_row_weights(value: object, points: Tensor) -> Tensor | None:
     return weights
 
 
-def as_labels(value: object, points: Tensor, components: int) -> Tensor | None:
+def as_labels(value: object, points: Tensor | StoredPoints, components: int) -> Tensor | None:
     """Convert known components (N,) to int64, -1 where unknown; None where no row has a label."""
     if value is None:
         return None
@@ -99,7 +126,7 @@ def as_labels(value: object, points: Tensor, components: int) -> Tensor | None:
     return labels if bool((labels >= 0).any()) else None
 
 
-def refuse_few_rows(points: Tensor, weights: Tensor | None, components: int) -> None:
+def refuse_few_rows(points: Tensor | StoredPoints, weights: Tensor | None, components: int) -> None:
     """Raise where there are more components than rows of positive weight."""
     count = len(points) if weights is None else int((weights > 0).sum())
     if components > count:
@@ -136,7 +163,7 @@ def as_key(random_state: object) -> Key:
     return Key(int(random_state))  # type: ignore[call-overload]
 
 
-def as_location(value: object, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+def as_location(value: object, name: str, shape: tuple[int, ...], like: Tensor | StoredPoints) -> Tensor:
     """Convert a given start in the space of the rows, which must lie within their limits."""
     start, largest = as_start(value, name, shape, like), LARGEST[torch.float64]
     if bool((start.abs() > largest).any()):
@@ -144,7 +171,7 @@ def as_location(value: object, name: str, shape: tuple[int, ...], like: Tensor) 
     return start
 
 
-def as_start(value: object, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+def as_start(value: object, name: str, shape: tuple[int, ...], like: Tensor | StoredPoints) -> Tensor:
     """Convert a given start to float64 on the device of the rows; it must be finite and of this shape."""
     start = _numbers(value, name).to(like.device, torch.float64)
     if tuple(start.shape) != shape:
@@ -154,7 +181,7 @@ def as_start(value: object, name: str, shape: tuple[int, ...], like: Tensor) -> 
     return start
 
 
-def as_mixture_weights(value: object, name: str, components: int, like: Tensor) -> Tensor:
+def as_mixture_weights(value: object, name: str, components: int, like: Tensor | StoredPoints) -> Tensor:
     """Convert weights (K,) of components, which must be at least 0 with sum 1."""
     weights = as_start(value, name, (components,), like)
     if bool((weights < 0).any()) or abs(float(weights.sum()) - 1) > 1e-6:
@@ -207,7 +234,7 @@ def _from_objects(array: Any, name: str) -> Any:
     return array
 
 
-def _per_row(value: object, name: str, points: Tensor) -> Tensor:
+def _per_row(value: object, name: str, points: Tensor | StoredPoints) -> Tensor:
     values = _numbers(value, name).to(points.device)
     if tuple(values.shape) != (len(points),):
         raise BadData(f"{name} must have one number for each row, ({len(points)},). Got {tuple(values.shape)}.")

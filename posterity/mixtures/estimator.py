@@ -4,20 +4,23 @@ import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from math import fsum
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from posterity.datasets.shards import Shards
 from posterity.errors import BadData, BoundFell, positive_whole, shown, unknown, whole
 from posterity.inference.infer import infer
 from posterity.methods.coordinate_ascent import Values
 from posterity.methods.expectation_maximization import ExpectationMaximization
-from posterity.mixtures.checks import as_key, as_points, not_negative, one_of
+from posterity.mixtures.checks import as_key, as_points, not_negative, one_of, stored_points
 from posterity.mixtures.covariance import KINDS, Covariance
 from posterity.mixtures.seeding import INITS
+from posterity.mixtures.sweeps import StoredPoints
 from posterity.model.density import Density
 from posterity.numerics.random import Key
 
@@ -54,7 +57,8 @@ class Steps(ABC):
 class MixtureEstimator(ABC):
     """A mixture with scikit-learn's methods; a subclass fits, scores rows by component, and has the fitted attributes.
 
-    Results are arrays where rows are arrays, and tensors on the rows' device where rows are tensors, in float64.
+    Rows may be `Shards` of files, which are read block by block in every pass: memory holds a few blocks. Results are
+    arrays where rows are arrays or files, and tensors on the rows' device where rows are tensors, in float64.
     """
 
     n_components: int
@@ -102,23 +106,24 @@ class MixtureEstimator(ABC):
 
     def log_joint(self, X: Any) -> Any:
         """log p(x_n, z_n = k) of each row and component, (N, K)."""
-        return given_as(self._log_joint(self._points(X)), X)
+        return given_as(self._by_block(X, self._log_joint), X)
 
     def score_samples(self, X: Any) -> Any:
         """log p(x_n) of each row, (N,)."""
-        return given_as(torch.logsumexp(self._log_joint(self._points(X)), 1), X)
+        return given_as(self._by_block(X, self._log_densities), X)
 
     def score(self, X: Any, y: Any = None) -> float:
         """The mean of log p(x_n) over the rows."""
-        return float(torch.logsumexp(self._log_joint(self._points(X)), 1).mean())
+        sums = [(float(logs.mean()), len(logs)) for logs in map(self._log_densities, self._blocks(X))]
+        return sums[0][0] if len(sums) == 1 else fsum(mean * count for mean, count in sums) / self._num_rows(X)
 
     def predict_proba(self, X: Any) -> Any:
         """The probability of each component for each row, (N, K)."""
-        return given_as(torch.softmax(self._scores(self._points(X)), 1), X)
+        return given_as(self._by_block(X, lambda points: torch.softmax(self._scores(points), 1)), X)
 
     def predict(self, X: Any) -> Any:
         """The most probable component of each row, (N,)."""
-        return given_as(self._scores(self._points(X)).argmax(1), X)
+        return given_as(self._by_block(X, lambda points: self._scores(points).argmax(1)), X)
 
     def fit_predict(self, X: Any, y: Any = None, *, sample_weight: Any = None, labels: Any = None) -> Any:
         """Fit, and return the most probable component of each row by the fitted mixture, whatever its label."""
@@ -273,10 +278,28 @@ class MixtureEstimator(ABC):
         self.precisions_cholesky_ = given_as(factors[0], X)
         self.precisions_ = given_as(kind.precisions(factors)[0], X)
 
-    def _points(self, X: Any) -> Tensor:
+    def _log_densities(self, points: Tensor) -> Tensor:
+        """log p(x_n) of points in memory, (N,)."""
+        return torch.logsumexp(self._log_joint(points), 1)
+
+    def _blocks(self, X: Any) -> Iterator[Tensor]:
+        """Yield the rows to score: all together, or files block by block."""
         self._refuse_unfitted()
         self._refuse_other_names(X)
-        return as_points(X, expected=self._expected)
+        if isinstance(X, Shards):
+            yield from (points for _, points in stored_points(X, self._expected))
+        else:
+            yield as_points(X, expected=self._expected)
+
+    def _by_block(self, X: Any, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """What `function` makes of the rows, (N, ...)."""
+        parts = [function(points) for points in self._blocks(X)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _num_rows(self, X: Any) -> int:
+        """Number of rows N."""
+        self._refuse_unfitted()
+        return len(X) if isinstance(X, Shards) else len(as_points(X, expected=self._expected))
 
     @property
     def _expected(self) -> tuple[str, int]:
@@ -307,7 +330,7 @@ def given_as(tensor: Tensor, like: Any) -> Any:
     return tensor if isinstance(like, Tensor) else tensor.cpu().numpy()
 
 
-def as_parameter(value: Any, like: Tensor | None = None) -> Tensor:
+def as_parameter(value: Any, like: Tensor | StoredPoints | None = None) -> Tensor:
     """Convert a fitted attribute to a float64 tensor, on the device of `like` if given."""
     tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
     return tensor.to(torch.float64) if like is None else tensor.to(like.device, torch.float64)

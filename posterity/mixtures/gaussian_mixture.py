@@ -69,8 +69,10 @@ def inverted(kind: Covariance, precisions: Tensor) -> Tensor:
 
 def refuse_constant_columns(rows: Rows) -> None:
     """Raise where columns have no variance, for fits without regularisation."""
-    points = rows.points if rows.weights is None else rows.points[rows.weights > 0]
-    same = (points.amin(0) == points.amax(0)).nonzero().flatten().tolist()
+    pieces = (points if weights is None else points[weights > 0] for _, points, weights, _ in rows.pieces())
+    ends = [torch.stack(torch.aminmax(points, dim=0)) for points in pieces if len(points)]
+    least, largest = torch.stack(ends)[:, 0].amin(0), torch.stack(ends)[:, 1].amax(0)
+    same = (least == largest).nonzero().flatten().tolist()
     if same:
         raise BadData(
             f"X must vary in every column if reg_covar is 0. Got one value in column{'s' if len(same) > 1 else ''} "
@@ -181,12 +183,12 @@ class GaussianMixture(MixtureEstimator):
 
     def bic(self, X: Any) -> float:
         """Bayesian information criterion on rows X; lower is better."""
-        points = self._points(X)
-        return -2 * self.score(X) * len(points) + self._num_parameters() * float(np.log(len(points)))
+        count = self._num_rows(X)
+        return -2 * self.score(X) * count + self._num_parameters() * float(np.log(count))
 
     def aic(self, X: Any) -> float:
         """Akaike information criterion on rows X; lower is better."""
-        return -2 * self.score(X) * len(self._points(X)) + 2 * self._num_parameters()
+        return -2 * self.score(X) * self._num_rows(X) + 2 * self._num_parameters()
 
     def _start(self, rounds: Rounds, key: Key) -> Tensors:
         """Values of the restarts: the result of the last fit, or the given values, or seeds."""

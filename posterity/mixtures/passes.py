@@ -42,16 +42,16 @@ def _sums(rows: Rows, kind: Covariance, components: Components) -> tuple[Tensor,
     components = components._replace(offsets=components.offsets.clamp_min(lowest / 8))
     sweep = kind.sweep(components, len(rows.points))
     share_space, sum_space = counts.new_empty(counts.numel() * sweep.rows), counts.new_empty(2 * restarts * sweep.rows)
-    for piece, scores in _chunks(rows, sweep, components):
+    for _, labels, own, scores in score_pieces(rows, sweep, components):
         shares = taken(share_space, *scores.shape)
         top, total = taken(sum_space, 2, restarts, scores.shape[2])
-        if rows.labels is not None:
-            scores.masked_fill_(excluded(rows.labels[piece], count), lowest / 2)
+        if labels is not None:
+            scores.masked_fill_(excluded(labels, count), lowest / 2)
         torch.amax(scores, 1, out=top)
         scores -= top[:, None]
         torch.exp(scores, out=shares)
         torch.sum(shares, 1, out=total)
-        weights = None if rows.weights is None else rows.weights[piece].to(WORK)
+        weights = None if own is None else own.to(WORK)
         shares *= (total.reciprocal() if weights is None else weights / total)[:, None]
         total.log_()
         if weights is not None:
@@ -82,10 +82,10 @@ def scores(rows: Rows, kind: Covariance, components: Components) -> Tensor:
 def responsibilities(rows: Rows, kind: Covariance, components: Components) -> Tensor:
     """The probabilities (R, N, K) of the components for each row; one-hot for a row with a label."""
     restarts, count = components.offsets.shape
-    result = rows.points.new_empty(restarts, len(rows.points), count)
-    for piece, chunk in score_chunks(rows, kind, components):
-        if rows.labels is not None:
-            chunk.masked_fill_(excluded(rows.labels[piece], count), -torch.inf)
+    result = components.offsets.new_empty(restarts, len(rows.points), count, dtype=rows.points.dtype)
+    for piece, labels, _, chunk in score_pieces(rows, kind.sweep(components, len(rows.points)), components):
+        if labels is not None:
+            chunk.masked_fill_(excluded(labels, count), -torch.inf)
         result[:, piece] = torch.softmax(chunk, 1).mT
     return result
 
@@ -93,7 +93,7 @@ def responsibilities(rows: Rows, kind: Covariance, components: Components) -> Te
 @torch.no_grad()
 def log_densities(rows: Rows, kind: Covariance, components: Components) -> Tensor:
     """log sum_k exp(score_nk) of each row (R, N), whatever its label."""
-    result = rows.points.new_empty(len(components.offsets), len(rows.points))
+    result = components.offsets.new_empty(len(components.offsets), len(rows.points), dtype=rows.points.dtype)
     for piece, chunk in score_chunks(rows, kind, components):
         result[:, piece] = torch.logsumexp(chunk, 1)
     return result
@@ -102,14 +102,21 @@ def log_densities(rows: Rows, kind: Covariance, components: Components) -> Tenso
 @torch.no_grad()
 def score_chunks(rows: Rows, kind: Covariance, components: Components) -> Iterator[tuple[slice, Tensor]]:
     """Yield slices of the rows with their scores (R, K, n) in float64, which the next slice overwrites."""
-    yield from _chunks(rows, kind.sweep(components, len(rows.points)), components)
+    for piece, _, _, chunk in score_pieces(rows, kind.sweep(components, len(rows.points)), components):
+        yield piece, chunk
 
 
-def _chunks(rows: Rows, sweep: Sweep, components: Components) -> Iterator[tuple[slice, Tensor]]:
-    points = rows.points.detach()
-    for start in range(0, len(points), sweep.rows):
-        piece = slice(start, min(start + sweep.rows, len(points)))
-        yield piece, sweep.scores(points[piece], rows.centre).view(*components.offsets.shape, -1)
+@torch.no_grad()
+def score_pieces(
+    rows: Rows, sweep: Sweep, components: Components
+) -> Iterator[tuple[slice, Tensor | None, Tensor | None, Tensor]]:
+    """Yield slices of the rows with their labels, weights and scores (R, K, n), which the next slice overwrites.
+
+    The sweep holds the points of the slice, whose moments it adds.
+    """
+    for start, points, weights, labels in rows.pieces(sweep.rows):
+        chunk = sweep.scores(points, rows.centre).view(*components.offsets.shape, -1)
+        yield slice(start, start + len(points)), labels, weights, chunk
 
 
 def excluded(labels: Tensor, components: int) -> Tensor:

@@ -141,16 +141,24 @@ SIZES = (1.0, 0.1)  # candidate covariances of re-seeded components, relative to
 
 def worst_rows(rows: Rows, kind: Covariance, components: Components, count: int) -> Tensor | None:
     """The `count` rows of lowest density, relative to the centre, (R, count, D); None where too few have no label."""
-    logs = log_densities(rows, kind, components)  # (R, N)
-    free = torch.ones(len(rows.points), dtype=torch.bool, device=logs.device)
-    if rows.labels is not None:
-        free &= rows.labels < 0
-    if rows.weights is not None:
-        free &= rows.weights > 0
-    if int(free.sum()) < count:
-        return None
-    lowest = torch.where(free, logs, torch.inf).topk(count, largest=False).indices
-    return rows.points[lowest].to(torch.float64) - rows.centre
+    kept, lowest = list[Tensor](), list[Tensor]()  # of each piece: its rows (R, count, D) of lowest density, and that
+    free = 0
+    for _, points, weights, labels in rows.pieces():
+        logs = log_densities(Rows(points, None, None, rows.centre), kind, components)  # (R, n)
+        usable = torch.ones(len(points), dtype=torch.bool, device=logs.device)
+        if labels is not None:
+            usable &= labels < 0
+        if weights is not None:
+            usable &= weights > 0
+        free += int(usable.sum())
+        least = torch.where(usable, logs, torch.inf).topk(min(count, len(points)), largest=False)
+        lowest, kept = [*lowest, least.values], [*kept, points[least.indices].to(torch.float64) - rows.centre]
+        if len(kept) > 1:
+            least = torch.cat(lowest, 1).topk(min(count, free), largest=False)
+            every = torch.cat(kept, 1)
+            kept = [every.gather(1, least.indices[..., None].expand(-1, -1, every.shape[2]))]
+            lowest = [least.values]
+    return None if free < count else kept[0]
 
 
 def proposals(

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance, Spherical
-from posterity.mixtures.passes import excluded, statistics
-from posterity.mixtures.sweeps import Components, Rows, Statistics
+from posterity.mixtures.passes import excluded, score_pieces, statistics
+from posterity.mixtures.sweeps import Components, Rows, Statistics, StoredPoints
 from posterity.numerics.random import Key
 
 INITS = ("kmeans", "k-means++", "random", "random_from_data")
@@ -25,6 +25,7 @@ def seeds(rows: Rows, components: int, restarts: int, init: str, key: Key) -> Te
     row weights count as copies of the row.
     """
     few = _subset(rows, key.fold("subset"))
+    assert isinstance(few.points, Tensor)
     known, centres = _labelled(rows, components)  # (K,), (K, D)
     points = few.points.to(torch.float64) - few.centre  # (n, D)
     weights = torch.ones_like(points[:, 0]) if few.weights is None else few.weights
@@ -57,17 +58,13 @@ def shared_at_random(rows: Rows, kind: Covariance, components: int, restarts: in
     centre = torch.zeros(restarts, components, rows.points.shape[1], dtype=torch.float64, device=rows.points.device)
     sweep = kind.sweep(_sharp(kind, centre, SHARPNESS), len(rows.points))
     counts = torch.zeros_like(centre[..., 0])
-    for begin in range(0, len(rows.points), sweep.rows):
-        piece = slice(begin, begin + sweep.rows)
-        sweep.scores(rows.points[piece], rows.centre)  # sets the rows whose moments `add` adds
-        shape = (restarts, components, len(rows.points[piece]))
-        shares = key.fold(begin).uniform(shape, torch.float64, centre.device)
-        if rows.labels is not None:
-            labels = rows.labels[piece]
+    for piece, labels, weights, chunk in score_pieces(rows, sweep, Components(counts, centre, centre)):
+        shares = key.fold(piece.start).uniform(tuple(chunk.shape), torch.float64, centre.device)
+        if labels is not None:
             shares = torch.where(labels >= 0, (~excluded(labels, components)).to(shares.dtype), shares)
         shares /= shares.sum(1, keepdim=True)
-        if rows.weights is not None:
-            shares *= rows.weights[piece]
+        if weights is not None:
+            shares *= weights
         counts += shares.sum(2)
         sweep.add(shares.flatten(0, 1))
     first, scatters = sweep.sums(counts)
@@ -76,10 +73,10 @@ def shared_at_random(rows: Rows, kind: Covariance, components: int, restarts: in
 
 
 def _subset(rows: Rows, key: Key) -> Rows:
-    """The rows, or `SUBSET` of them drawn with replacement where there are more."""
+    """The rows in memory, or `SUBSET` of them drawn with replacement where there are more."""
     count = len(rows.points)
     if count <= SUBSET:
-        return rows
+        return rows._replace(points=rows.points[torch.arange(count)]) if isinstance(rows.points, StoredPoints) else rows
     if rows.weights is None:
         chosen = (key.uniform((SUBSET,), torch.float64, rows.points.device) * count).long()
     else:

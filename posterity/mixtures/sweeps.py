@@ -2,18 +2,37 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from posterity.datasets.shards import Shards
+
 WORK: Final = torch.float64  # the dtype of all that a pass computes; float32 rows are cast chunk by chunk
 
 # Bytes that a pass works on at a time. On a CPU they should stay in the caches; on a GPU few large kernels win.
 CPU_BYTES = 1 << 21
 GPU_BYTES = 1 << 28
+
+
+class StoredPoints:
+    """Points (N, D) in files, which are read block by block in each pass over them."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, shards: Shards) -> None:
+        self.shards, self.dtype, self.shape = shards, shards.dtype, (len(shards), *shards.row_shape)
+
+    def __len__(self) -> int:
+        """Number of points N."""
+        return len(self.shards)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """The points at these row numbers (n,), by a pass over the files."""
+        return self.shards.take(rows)
 
 
 class Rows(NamedTuple):
@@ -23,10 +42,20 @@ class Rows(NamedTuple):
     of whole numbers, -1 where the component is unknown, or None; centre (D,) in float64. `rows_of` chooses a centre.
     """
 
-    points: Tensor  # (N, D)
+    points: Tensor | StoredPoints  # (N, D)
     weights: Tensor | None  # (N,)
     labels: Tensor | None  # (N,)
     centre: Tensor  # (D,)
+
+    def pieces(self, size: int | None = None) -> Iterator[tuple[int, Tensor, Tensor | None, Tensor | None]]:
+        """Yield points in memory of at most `size` rows with the number of rows before them, weights and labels."""
+        blocks = self.points.shards.blocks() if isinstance(self.points, StoredPoints) else [(0, self.points.detach())]
+        for first, block, *_ in blocks:
+            for low in range(0, len(block), size or max(1, len(block))):
+                points = block[low : low + size] if size else block
+                piece = slice(first + low, first + low + len(points))
+                weights, labels = (None if each is None else each[piece] for each in (self.weights, self.labels))
+                yield piece.start, points, weights, labels
 
 
 class Components(NamedTuple):

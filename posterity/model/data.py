@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from posterity.datasets.dataset import LabelledData
+from posterity.datasets.shards import Shards
 from posterity.errors import BadData, shown
 from posterity.model.augmentation import Augmentation, check_images
 from posterity.model.batch import LABELS, Batch, Data, Feed, as_batch, as_inputs, batch_tensors
@@ -109,7 +110,7 @@ def as_data(
     labels: str = LABELS,
     num_data: int | None = None,
 ) -> Data:
-    """`Data` from (inputs, targets[, weights]) tensors or arrays, a `Dataset`, a `DataLoader`, `Data` or None.
+    """`Data` from (inputs, targets[, weights]) tensors or arrays, `Shards`, a `Dataset`, a `DataLoader`, `Data`, None.
 
     A mapping in place of the tuple, also as a batch of a loader, holds its targets in the entry `labels`. `per_member`
     says that all tensors have a leading member axis, (M, N, ...). `augmentation` changes the images of mini-batches
@@ -145,7 +146,11 @@ def _as_data(data: object, per_member: bool, labels: str, num_data: int | None) 
     if isinstance(data, LabelledData):
         data = data.pair
     rows: Data
-    if isinstance(data, DataLoader):
+    if isinstance(data, Shards):
+        if not data.has_targets:
+            raise BadData("The files must have targets. Name them: read_shards(source, target=...).")
+        rows = StreamData(data, len(data))
+    elif isinstance(data, DataLoader):
         rows = StreamData(data, check_loader(data, num_data), labels=labels)
     elif isinstance(data, Dataset):
         rows = StreamData(data, check_dataset(data, num_data), labels=labels)

@@ -1,4 +1,4 @@
-"""Rows that come batch by batch from a `DataLoader` or a `Dataset`."""
+"""Rows that come batch by batch from a `DataLoader`, a `Dataset` or files."""
 
 import logging
 import random
@@ -20,9 +20,10 @@ from torch.utils.data import (
     default_collate,
 )
 
+from posterity.datasets.shards import Block, Shards
 from posterity.errors import BadData
 from posterity.model.augmentation import Augmentation
-from posterity.model.batch import LABELS, Batch, Data, Feed, as_batch
+from posterity.model.batch import LABELS, Batch, Data, Feed, as_batch, batch_tensors
 from posterity.numerics.random import GlobalStates, Key
 
 logger = logging.getLogger("posterity")
@@ -33,12 +34,12 @@ FIRST_ROWS = 256  # rows of a Dataset that are checked before a run
 
 @dataclass(frozen=True, eq=False)
 class StreamData(Data):
-    """Rows that are streamed in batches from a `DataLoader`, or from a `Dataset` indexed here.
+    """Rows that are streamed in batches from a `DataLoader`, from a `Dataset` indexed here, or from `Shards` of files.
 
     A loader keeps its own batch size, order and workers. Each pass begins from random states that depend on the
     key and the pass alone, so that a resumed run sees the same batches. A pass over an `IterableDataset` is one over
     its iterator, in its own order, and must give `num_data` rows. Batches that are mappings hold their targets in the
-    entry `labels`.
+    entry `labels`. Blocks of `Shards` are checked and moved to the device once, and batches are cut from them.
     """
 
     source: Any
@@ -55,7 +56,8 @@ class StreamData(Data):
         def from_step(start: int) -> Iterator[Batch]:
             for epoch in range(start // each, -(-steps // each)):
                 first, last = max(start - epoch * each, 0), min(steps - epoch * each, each)
-                for index, batch in enumerate(islice(self._pass(size, key.fold(epoch), each), first, last), first):
+                batches = self._pass(size, key.fold(epoch), each, first)
+                for index, batch in enumerate(islice(batches, last - first), first):
                     yield batch.augmented(self.augmentation, key, epoch * each + index)
 
         return Feed(steps, from_step)
@@ -65,6 +67,13 @@ class StreamData(Data):
         if isinstance(self.source, DataLoader):
             _refuse_partial(self.source, self.num_data)
         each = self._each(size, shuffled=False)
+        if isinstance(self.source, Shards):
+
+            def from_batch(start: int) -> Iterator[Batch]:
+                for number in range(start // each, count):
+                    yield from self._pass(size, None, each, max(start - number * each, 0))
+
+            return Feed(each * count, from_batch)
 
         def from_step(start: int) -> Iterator[Batch]:
             for number in range(start // each, count):
@@ -86,11 +95,18 @@ class StreamData(Data):
         return replace(self, prepare=prepare)
 
     def first(self) -> Batch:
-        """The first batch of a loader, the first rows of a `Dataset`."""
+        """The first batch of a loader, the first rows of a `Dataset` or of files."""
+        if isinstance(self.source, Shards):
+            return self._whole(self.source.head)
         return next(self._pass(FIRST_ROWS, None, 1))
 
     def fingerprint(self) -> str:
-        """Kind, length, a loader's batch size, the first batch's bytes (no others are read), and the augmentation."""
+        """Kind, length, a loader's batch size, the first batch's bytes, marks of files, and the augmentation.
+
+        Of a loader or a `Dataset` no other bytes are read.
+        """
+        if isinstance(self.source, Shards):
+            return self._marked(f"{self.num_data} rows of files {self.source.fingerprint}")
         batches = f" in batches of {self.source.batch_size}" if isinstance(self.source, DataLoader) else ""
         kind = f"{type(self.source).__name__} of {self.num_data} rows{batches}"
         return self._marked(f"{kind}, first {self.first().fingerprint()}")
@@ -115,8 +131,40 @@ class StreamData(Data):
         dataset = self.source.dataset if isinstance(self.source, DataLoader) else self.source
         return isinstance(dataset, IterableDataset)
 
-    def _pass(self, size: int | None, key: Key | None, each: int) -> Iterator[Batch]:
-        """The `each` batches of one pass, in the order of `key`, or in their own order without a key."""
+    def _pass(self, size: int | None, key: Key | None, each: int, first: int = 0) -> Iterator[Batch]:
+        """The `each` batches of one pass from number `first` on, in the order of `key`, or in their own without one."""
+        if isinstance(self.source, Shards):
+            return self._cut(self.source, self.num_data if size is None else min(size, self.num_data), key, first)
+        return islice(self._loaded(size, key, each), first, None)
+
+    def _cut(self, source: Shards, size: int, key: Key | None, first: int) -> Iterator[Batch]:
+        """Batches of `size` rows from number `first` on, the last of the rows that are left, cut from blocks."""
+        rest: Batch | None = None
+        for block in source.blocks(key, first * size):
+            batch, low = self._whole(block), max(0, first * size - block.start)
+            if rest is not None:
+                low = min(size - rest.size, batch.size)
+                rest = _joined(rest, _rows(batch, 0, low))
+                if rest.size < size:
+                    continue
+                yield rest
+            while low + size <= batch.size:
+                yield _rows(batch, low, size)
+                low += size
+            rest = _rows(batch, low, batch.size - low) if low < batch.size else None
+        if rest is not None:
+            yield rest
+
+    def _whole(self, block: Block) -> Batch:
+        """A block as a batch on the device, checked."""
+        assert block.targets is not None
+        batch = as_batch(Batch(block.inputs, block.targets, block.weights), "the files").map(
+            lambda tensor: tensor.to(self.device)
+        )
+        return batch if self.prepare is None else self.prepare(batch)
+
+    def _loaded(self, size: int | None, key: Key | None, each: int) -> Iterator[Batch]:
+        """The `each` batches of one pass over a loader or a `Dataset`."""
         if isinstance(self.source, DataLoader):
             items = _keyed(lambda: iter(self.source), _generators(self.source), key or Key(0))
         else:
@@ -161,6 +209,16 @@ class StreamData(Data):
         order = range(self.num_data) if key is None else key.permutation(self.num_data, "cpu").tolist()
         for low in range(0, self.num_data, size):
             yield default_collate([self.source[index] for index in order[low : low + size]])
+
+
+def _rows(batch: Batch, low: int, count: int) -> Batch:
+    return batch.map(lambda tensor: tensor.narrow(0, low, count))
+
+
+def _joined(first: Batch, second: Batch) -> Batch:
+    tensors = zip(batch_tensors(first), batch_tensors(second), strict=True)
+    joined = iter([torch.cat(pair) for pair in tensors])
+    return first.map(lambda _: next(joined))._replace(complete=first.complete and second.complete)
 
 
 def check_loader(loader: "DataLoader[Any]", num_data: int | None = None) -> int:
@@ -224,6 +282,16 @@ def in_order(loader: "DataLoader[Any]") -> Iterator[object]:
             "Pass one with shuffle=False and drop_last=False."
         )
     return _keyed(lambda: iter(loader), _generators(loader), Key(0))
+
+
+def input_parts(inputs: object) -> Iterator[object]:
+    """Yield the inputs of a loader batch by batch and in order, those of files block by block, and others whole."""
+    if isinstance(inputs, DataLoader):
+        yield from (item[0] if isinstance(item, (tuple, list)) else item for item in in_order(inputs))
+    elif isinstance(inputs, Shards):
+        yield from (block.inputs for block in inputs.blocks())
+    else:
+        yield inputs
 
 
 def _generators(loader: "DataLoader[Any]") -> list[torch.Generator]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from posterity.datasets.shards import Shards
 from posterity.errors import BadData, positive_whole, shown
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.batch import Inputs, map_inputs, num_rows, without_labels
@@ -20,7 +21,7 @@ from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.problem import Problem
-from posterity.model.stream import in_order
+from posterity.model.stream import input_parts
 from posterity.model.tempering import Tempering
 from posterity.numerics.brief import brief, brief_module
 from posterity.numerics.layout import Layout
@@ -216,9 +217,9 @@ class Posterior(ABC):
         memory_budget: int | None = None,
         joint: bool = False,
     ) -> Predictive:
-        """Predict at the inputs: a tensor, an array, a tuple, a mapping or a `DataLoader`.
+        """Predict at the inputs: a tensor, an array, a tuple, a mapping, a `DataLoader` or `Shards` of files.
 
-        Targets of a loader's batches, and the labels of a mapping, are not looked at.
+        Targets of a loader's batches and of files, and the labels of a mapping, are not looked at.
 
         A posterior with closed-form output moments integrates the likelihood over them by the `integrator` (by default
         `default_integrator`) and ignores `draws`; any other averages over draws: by default all draws of chains
@@ -235,8 +236,8 @@ class Posterior(ABC):
             raise TypeError(f"predict: integrator must be an Integrator, such as Probit(). Got {shown(integrator)}.")
         if memory_budget is not None:
             positive_whole("predict: memory_budget", memory_budget)
-        if joint and isinstance(inputs, DataLoader):
-            raise TypeError("predict: joint=True needs all rows at once. Got a DataLoader. Pass a tensor of the rows.")
+        if joint and isinstance(inputs, (DataLoader, Shards)):
+            raise TypeError(f"predict: joint=True needs all rows at once. Got a {type(inputs).__name__}. Pass tensors.")
         kept_bytes = KEPT_BYTES if memory_budget is None else memory_budget
         wanted = Prediction(draws, 1.0, integrator, Key(seed), batch_size, memory_budget, kept_bytes, joint)
         enabled = torch.is_grad_enabled() and _requires_grad(inputs)
@@ -344,8 +345,7 @@ class Posterior(ABC):
         """Yield chunks of rows, each with an example of an output row and the number of all rows, as far as known."""
         assert isinstance(self.joint, Joint)
         total = 0
-        for item in in_order(inputs) if isinstance(inputs, DataLoader) else [inputs]:
-            part: object = item[0] if isinstance(inputs, DataLoader) and isinstance(item, (tuple, list)) else item
+        for part in input_parts(inputs):
             if isinstance(part, Mapping):
                 part = without_labels(part, self.joint.network.labels)
             tensors = map_inputs(lambda tensor: tensor.to(self.joint.device), as_inputs(part, torch.is_grad_enabled()))
@@ -427,8 +427,8 @@ def _weights(joint: Joint) -> str:
 
 
 def _loader_rows(inputs: object) -> int:
-    """Number of rows of a loader's data set, 0 where it is not known."""
-    dataset = inputs.dataset if isinstance(inputs, DataLoader) else None
+    """Number of rows of a loader's data set or of files, 0 where it is not known."""
+    dataset = inputs.dataset if isinstance(inputs, DataLoader) else inputs if isinstance(inputs, Shards) else None
     return len(dataset) if isinstance(dataset, Sized) else 0
 
 

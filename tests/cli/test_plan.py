@@ -52,3 +52,17 @@ def test_bad_options_are_usage_errors(run):
     assert run("plan", "two-moons", "--methods", "hmcc").code == 2
     assert run("plan", "two-moons", "--hidden", "x").code == 2
     assert run("plan", "nowhere.csv").code == 3
+
+
+def test_devices_that_share_the_rows_are_counted(run):
+    document = json.loads(run("plan", "two-moons", "--hidden", "6", "--world-size", "8", "--json").out)
+    alone = json.loads(run("plan", "two-moons", "--hidden", "6", "--json").out)
+    assert (document["world_size"], alone["world_size"]) == (8, 1)
+    for shared, whole in zip(document["stages"], alone["stages"], strict=True):
+        assert shared["total"] < whole["total"]
+        assert shared["parts"]["weights"] == whole["parts"]["weights"]
+    result = run("plan", "two-moons", "--hidden", "6", "--world-size", "8")
+    assert ", on each of 8 that share the rows\n" in result.out
+    refused = run("plan", "two-moons", "--world-size", "0")
+    assert refused.code == 2
+    assert "--world-size must be a positive whole number. Got 0." in refused.err

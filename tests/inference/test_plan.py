@@ -292,3 +292,21 @@ def test_an_ensemble_is_refused_by_its_own_count_of_members(monkeypatch: pytest.
     monkeypatch.setattr("posterity.inference.memory.device_memory", lambda device: needed - 1)
     with pytest.raises(ValueError, match=r"Ensemble of 10, each MAP .* needs about"):
         po.infer(method, problem, rows)
+
+
+def test_devices_that_share_the_rows_each_hold_all_weights_and_a_part_of_rows_and_batches() -> None:
+    problem, rows = wide()
+    for method in (MAP(steps=1, batch_size=1024), MAP(steps=1, batch_size=None), Laplace(structure=Kronecker())):
+        alone, shared = po.plan(method, problem, rows), po.plan(method, problem, rows, world_size=7)
+        assert shared.parts["data"] == pytest.approx(alone.parts["data"] / 7, rel=1e-3)
+        batches = {"activations of a batch", "derivatives of some rows"} & alone.parts.keys()
+        assert batches
+        for name in batches:
+            assert shared.parts[name] == pytest.approx(alone.parts[name] / 7, rel=0.01)
+        for name in alone.parts.keys() - batches - {"data"}:
+            assert shared.parts[name] == alone.parts[name]
+        assert "on each of 7 that share the rows" in str(shared)
+        assert "that share" not in str(alone)
+    assert po.plan(MAP(steps=1, batch_size=3), problem, rows, world_size=100).total > 0
+    with pytest.raises(ValueError, match="world_size must be a positive whole number"):
+        po.plan(MAP(), problem, rows, world_size=0)

@@ -13,6 +13,7 @@ from torch import Tensor
 from posterity.cli.frame.fitting import Model, stored_model
 from posterity.cli.frame.options import AUTO, METHODS, ReadingOptions, TableOptions
 from posterity.cli.frame.output import UsageError, option_values
+from posterity.cli.frame.outside import stored_reach
 from posterity.cli.frame.sources import (
     Source,
     find_data,
@@ -259,7 +260,8 @@ def find_run(path: Path) -> Run:
             )
         config, posterior = open_run(path)
         fitted = stored_hashes(folder.read("rows"), path) if "rows" in folder.parts() else None
-        reach = folder.read("reach") if "reach" in folder.parts() else None
+        inputs = num_inputs(config)
+        reach = stored_reach(folder.read("reach"), path, inputs) if "reach" in folder.parts() else None
         if "preprocessing" not in folder.parts():
             return Run(config, posterior, fitted=fitted, reach=reach)
         return Run(config, posterior, *stored_preprocessing(folder.read("preprocessing"), path, config), fitted, reach)

@@ -1,6 +1,7 @@
 """Rows outside the training data, by a rule on single columns that names the column to blame."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,7 +9,9 @@ from torch import Tensor
 
 from posterity.cli.frame.sources import Source
 from posterity.datasets import Preprocessing
+from posterity.errors import BadFolder
 from posterity.storage import Part
+from posterity.storage.schema import AGAIN, check_names, check_tensor, reading
 
 SHARE = 0.01
 """The share of training rows that may be flagged, each judged by the others."""
@@ -52,13 +55,29 @@ def reach(source: Source) -> dict[str, Tensor]:
     return {"low": inputs.amin(0), "high": inputs.amax(0), "spread": spread, "margin": excess.sort().values[rank - 1]}
 
 
+def stored_reach(part: Part, run: Path, inputs: int) -> Part | None:
+    """The part that `reach` made for so many inputs; None of an earlier release's, BadFolder where it is another."""
+    shapes: dict[str, tuple[int, ...]] = {"low": (inputs,), "high": (inputs,), "spread": (inputs,), "margin": ()}
+    with reading(f"Run folder '{run}': part 'reach'"):
+        if part.older and not shapes.keys() <= part.tensors.keys():
+            return None
+        check_names("It", list(part.config), [])
+        check_names("It", sorted(part.tensors), sorted(shapes))
+        for name, shape in shapes.items():
+            check_tensor(f"The tensor {name!r}", part.tensors[name], shape, torch.float64)
+        low, high, spread, margin = (part.tensors[name] for name in shapes)
+        if not bool((low <= high).all() and (spread > 0).all() and margin >= 0):
+            raise BadFolder(f"Its ranges, spreads and margin must not be negative. {AGAIN}")
+    return part
+
+
 def outside(part: Part | None, source: Source) -> list[str] | None:
     """For each test row the column that is farthest outside the training rows, "" for none; None for old runs.
 
     Numbers are judged by `reach`. A category that no training row has is outside, and so is a missing value in a column
     that had none.
     """
-    if part is None or not {"low", "high", "spread", "margin"} <= part.tensors.keys():
+    if part is None:
         return None
     inputs, known = source.data.test.inputs.double().cpu(), part.tensors
     beyond = torch.maximum(known["low"] - inputs, inputs - known["high"]).clamp_min(0.0) / known["spread"]

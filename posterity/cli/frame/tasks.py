@@ -228,10 +228,10 @@ def stages(names: tuple[str, ...], task: Task) -> dict[str, Method]:
     return {word: RECIPES[word].make(task.settings, task.joint) for word in words}
 
 
-def plans(names: tuple[str, ...], task: Task) -> dict[str, Plan]:
-    """What every stage of the methods takes in memory."""
+def plans(names: tuple[str, ...], task: Task, world_size: int = 1) -> dict[str, Plan]:
+    """What every stage of the methods takes in memory, on each of `world_size` devices."""
     methods = stages(names, task)
-    return {stage: plan(method, task.joint, task.rows) for stage, method in methods.items()}
+    return {stage: plan(method, task.joint, task.rows, world_size=world_size) for stage, method in methods.items()}
 
 
 def check_memory(names: tuple[str, ...], task: Task) -> None:

@@ -1,11 +1,14 @@
 """`posterity plan`: what methods take in memory, before anything is fitted."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from posterity.cli.frame import options as o
 from posterity.cli.frame.options import MethodsOption
 from posterity.cli.frame.output import console, option_values, print_json
 from posterity.cli.frame.spread import command
+from posterity.errors import positive_whole
 from posterity.recipes.settings import Settings
 
 if TYPE_CHECKING:
@@ -21,6 +24,9 @@ def plan(
     columns: o.TableOptions,
     reading: o.ReadingOptions,
     device: o.Device = "auto",
+    world_size: Annotated[
+        int, typer.Option("--world-size", metavar="N", help="Of each of N devices that share the rows.")
+    ] = 1,
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
@@ -29,9 +35,10 @@ def plan(
     from posterity.cli.frame.tasks import make_task, plans
 
     with option_values("plan"):
+        positive_whole("--world-size", world_size)
         task = make_task(data, asked.methods, settings, columns, reading, device)
     say_notes(task.source, quiet=quiet)
-    needed = plans(asked.methods, task)
+    needed = plans(asked.methods, task, world_size)
     if as_json:
         print_json(_document(task, needed))
     else:
@@ -47,6 +54,7 @@ def _document(task: "Task", needed: dict[str, "Plan"]) -> dict[str, Any]:
         "settings": task.options,
         "device": str(task.joint.device),
         "memory": memory,
+        "world_size": next(iter(needed.values())).world_size,
         "stages": [
             {
                 "stage": stage,
