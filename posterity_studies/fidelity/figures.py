@@ -104,12 +104,12 @@ def _variation(result: Result[Cell]) -> float:
 
 
 def _images(images: Images, path: Path) -> None:
-    """Agreement and total variation against minutes; hollow: chains that are not in equilibrium."""
-    figure, axes = panels(1, 2, size=(5.4, 4.4), beside=(0.0, 0.6))
+    """Agreement and total variation against minutes, rows by number; hollow: chains that are not in equilibrium."""
+    figure, axes = panels(1, 3, size=(4.6, 4.4), beside=(0.0, 0.6))
     names = {"agreement": "agreement with HMC", "total_variation": "total variation to HMC"}
-    for panel, (name, words) in zip(axes, names.items(), strict=True):
+    for panel, (name, words) in zip(axes, names.items(), strict=False):
         shown: set[str] = set()
-        for result in images.ordered:
+        for number, result in enumerate(images.ordered, start=1):
             family = ROWS[result.cell.method].family
             marker, colour = FAMILIES[family]
             point = result.seconds / 60.0, result.scores[name]
@@ -122,12 +122,26 @@ def _images(images: Images, path: Path) -> None:
                 label="" if family in shown else family,
             )
             shown.add(family)
-            panel.annotate(label(result.cell), point, xytext=(5, 4), textcoords="offset points", fontsize=7)
-        panel.axhline(GOALS[name], color=RED, linestyle="dotted", linewidth=1.2, label=f"goal, {GOALS[name]:g}")
+            side = 6 if number % 2 else -6
+            panel.annotate(
+                str(number),
+                point,
+                xytext=(side, 4),
+                textcoords="offset points",
+                fontsize=8,
+                ha="left" if side > 0 else "right",
+            )
+        panel.axhline(GOALS[name], color=RED, linestyle="dotted", linewidth=1.2, label="goal")
         panel.set(xlabel="minutes", xscale="log")
         panel.set_ylabel(words, fontsize=10)
         panel.margins(x=0.15)
         plain(panel)
+    axes[2].set_axis_off()
+    lines = [
+        f"{number}  {label(result.cell)}{' (not in equilibrium)' if equilibrium(result) is False else ''}"
+        for number, result in enumerate(images.ordered, start=1)
+    ]
+    axes[2].text(0.0, 1.0, "\n".join(lines), va="top", fontsize=9, linespacing=1.6, transform=axes[2].transAxes)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=9)
     save(figure, path)

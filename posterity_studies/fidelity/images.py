@@ -17,15 +17,17 @@ from posterity.cli.frame.output import table
 from posterity.datasets import LabelledData, cifar10
 from posterity.datasets.files import check_sum, content, root_folder
 from posterity.errors import PosterityError
-from posterity.inference import Callback, Checkpoint, infer
+from posterity.inference import Callback, Checkpoint, Method, infer
 from posterity.inference.identity import identity
 from posterity.inference.run import Run, Trace
 from posterity.inference.sweep import Result, stored_results, write_result
 from posterity.likelihoods import Categorical
+from posterity.methods import SGHMC, SGLD
 from posterity.metrics import accuracy, expected_calibration_error, negative_log_likelihood
 from posterity.model import Joint
 from posterity.model.data import as_data
 from posterity.numerics.random import Key
+from posterity.optim.schedules import Cycles
 from posterity.posteriors import Posterior
 from posterity.priors import Normal
 from posterity.storage import Part
@@ -41,7 +43,7 @@ MEAN, SCALE = (0.49, 0.48, 0.44), 0.2  # of the pixels of each channel, as the r
 VARIANCE = 0.2  # of the prior of every weight
 SUM = "b9a9b4848860a4f18dec74faaf2ce70148e04ab72c46db109e69e41ed11012c1"
 OFF = 0.1  # of a temperature of 1: beyond it chains are not in equilibrium
-STORED = 20.0  # seconds between checkpoints
+STORED = 20.0  # seconds between checkpoints: so much of a row at most is done again
 TEMPERATURES = ("kinetic_temperature", "configurational_temperature")
 CHUNK = 1000  # images predicted at once
 
@@ -68,16 +70,20 @@ def read(settings: Settings) -> Pictures:
         return LabelledData(((rows.inputs - mean) / SCALE).to(settings.device), rows.targets.to(settings.device))
 
     order = torch.arange(len(whole.train))
+    return Pictures(
+        part(whole.train.rows(order[:count])),
+        part(whole.train.rows(order[max(count, TRAINED) :])),
+        part(whole.test.rows(torch.arange(COMPARED))),
+        read_reference(),
+    )
+
+
+def read_reference() -> Tensor:
+    """The predictions of the reference chains for the first test images, (5000, 10) in float64."""
     path = root_folder("hmc-reference", None) / "cifar10_test_probs_0_5000.npy"
     data = content(path)
     check_sum(data, SUM, path, "hmc-reference")
-    reference = torch.from_numpy(np.load(BytesIO(data), allow_pickle=False)).double()
-    return Pictures(
-        part(whole.train.rows(order[:count])),
-        part(whole.train.rows(order[TRAINED:] if count <= TRAINED else order[count:])),
-        part(whole.test.rows(torch.arange(COMPARED))),
-        reference,
-    )
+    return torch.from_numpy(np.load(BytesIO(data), allow_pickle=False)).double()
 
 
 @dataclass(frozen=True)
@@ -100,23 +106,25 @@ class OutOfTime(PosterityError):
 
 
 class Deadline(Callback):
-    """Ends a run, which its checkpoint keeps, when the minutes of its row are over."""
+    """Ends a run, which its checkpoint keeps, a step after the minutes of its row are over."""
 
     def __init__(self, minutes: float | None) -> None:
         self._until = None if minutes is None else time.monotonic() + 60.0 * minutes
+        self._over = False
 
     def after_step(self, run: Run) -> None:
-        if self._until is not None and time.monotonic() > self._until and run.step < run.steps:
+        if self._over and run.step < run.steps:
             raise OutOfTime(f"after step {run.step:,} of {run.steps:,} the time of this row was over")
+        self._over = self._until is not None and time.monotonic() > self._until
 
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """The posterior of a fit, and its trace with its seconds."""
+    """The posterior of a fit, its trace with its seconds, and its method."""
 
     posterior: Posterior
     trace: Trace
-    warmup: int
+    method: Method
 
 
 class Fits:
@@ -149,7 +157,7 @@ class Fits:
             precision="bf16" if half else None,
         )
         self._report(f"CIFAR-10, fit {name}: {trace.seconds:.0f} s")
-        self._done[name, rate] = Fitted(posterior, trace, getattr(method, "warmup", None) or 0)
+        self._done[name, rate] = Fitted(posterior, trace, method)
         return self._done[name, rate]
 
     def joint(self, dropping: bool) -> Joint:
@@ -299,8 +307,17 @@ def compared(probs: Tensor, reference: Tensor) -> dict[str, float]:
 
 
 def temperatures(fitted: Fitted) -> dict[str, float]:
-    """The mean temperatures of chains after their warm-up: of momenta, where there are any, and of positions."""
-    return {name: float(fitted.trace[name][fitted.warmup :].mean()) for name in TEMPERATURES if name in fitted.trace}
+    """The mean temperatures of the steps in which chains sample: of momenta, where there are any, and of positions."""
+    known: dict[str, float] = {}
+    for name in (name for name in TEMPERATURES if name in fitted.trace):
+        values, chains = fitted.trace[name], fitted.method
+        assert isinstance(chains, SGHMC | SGLD)
+        steps = torch.arange(len(values))
+        sampling = steps >= chains.warmup
+        if isinstance(chains.schedule, Cycles):
+            sampling &= chains.schedule.samples(steps)
+        known[name] = float(values[sampling].mean())
+    return known
 
 
 def show(out: Any, images: Images) -> None:

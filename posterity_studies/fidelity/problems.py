@@ -33,10 +33,10 @@ class Recipe:
 PROBLEMS: Mapping[str, Recipe] = MappingProxyType(
     {
         "moons": Recipe("two moons", lambda seed: two_moons(100, 0.2, seed, test=200)),
-        "sine": Recipe("sin(x) + x", lambda seed: sine(50, 0.3, seed, test=TEST), noise=0.2),
+        "sine": Recipe("sin(x) + x", lambda seed: sine(50, 0.3, seed, test=TEST), noise=0.3),
         "breast-cancer": Recipe("breast cancer", lambda seed: uci_classification("wdbc", seed=seed)),
-        "energy": Recipe("energy", lambda seed: uci_regression("energy", 0), noise=0.3),
-        "boston": Recipe("boston", lambda seed: uci_regression("bostonHousing", 0), noise=0.3),
+        "energy": Recipe("energy", lambda seed: uci_regression("energy", 0), noise=0.4),
+        "boston": Recipe("boston", lambda seed: uci_regression("bostonHousing", 0), noise=0.4),
     }
 )
 

@@ -25,7 +25,7 @@ from posterity_studies.fidelity.small_recipes import RECIPES, Recipe, ladder
 from posterity_studies.fidelity.truth import Exact, Mixing, exact, predictions
 from posterity_studies.options import Report
 
-LENGTHS = (50, 100, 200, 400, 800)
+LENGTHS = (100, 200, 400, 800)
 """Transitions of the warm-up of NUTS, and as many draws: from the first that has converged follows its time."""
 WORST = 10.0  # k-hat that stands for all above it
 PROPOSALS = 1000  # draws of which k-hat is taken

@@ -80,7 +80,7 @@ def exact(values: Tensor, noise: float | None, grid: Tensor | None = None) -> Ex
         share = values.mean(0)
         return Exact(torch.stack([1.0 - share, share], -1))
     if grid is None:
-        spread = REACH * (values.var(0) + noise**2).sqrt()
+        spread = REACH * (values.var(0, correction=0) + noise**2).sqrt()
         unit = torch.linspace(-1.0, 1.0, POINTS, dtype=values.dtype)
         grid = values.mean(0).unsqueeze(-1) + spread.unsqueeze(-1) * unit  # (N, G)
     rows = [
