@@ -13,6 +13,7 @@ from posterity_studies.fidelity.images import Images, Pictures
 from posterity_studies.fidelity.problems import PROBLEMS, Problem, problem
 from posterity_studies.fidelity.settings import CIFAR, Settings
 from posterity_studies.fidelity.small import Cell, Truth
+from posterity_studies.fidelity.truth import ESS, RHAT, Mixing
 from posterity_studies.frame import notes, remark, title
 from posterity_studies.options import Report, silent
 
@@ -77,7 +78,7 @@ class Compared:
                 "floor": known.floor,
             },
             "nuts_seconds": self.seconds,
-            "nuts_converged": small.Mixing(self.nuts[-1].scores["rhat"], self.nuts[-1].scores["ess"]).good,
+            "nuts_converged": Mixing(self.nuts[-1].scores["rhat"], self.nuts[-1].scores["ess"]).good,
             "near_in_a_tenth": [result.cell.method for result in self.quick],
             "methods": [
                 {"method": result.cell.method, "label": result.cell.recipe.label, **_numbers(result)}
@@ -103,8 +104,8 @@ class Study:
         return {
             "settings": self.settings.config(),
             **processor(self.settings.device),
-            "nuts_time": f"seconds of the shortest run of NUTS whose test predictions have R-hat <= {small.RHAT:g} and "
-            f"bulk ESS >= {small.ESS:g}",
+            "nuts_time": f"seconds of the shortest run of NUTS whose test predictions have R-hat <= {RHAT:g} and "
+            f"bulk ESS >= {ESS:g}",
             "seconds": "of the processor, with plain steps; on CIFAR-10 of the clock",
             "problems": [part.document() for part in self.compared],
             **({} if self.images is None else {"cifar-10": self.images.document()}),
