@@ -60,7 +60,7 @@ class Convolution(nn.Conv2d):
 
 
 class Block(nn.Module):
-    """SiLU(x + f(x)) with two normalised convolutions f; where shapes differ, x goes through a third of one pixel."""
+    """SiLU(x + f(x)) with two normalised convolutions f; where shapes differ, x goes through a third, of one pixel."""
 
     def __init__(self, before: int, after: int, stride: int, rate: float) -> None:
         super().__init__()
@@ -73,7 +73,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         change = self.second_norm(self.second(F.silu(self.first_norm(self.first(x)))))
-        return self.dropout(F.silu(self.shortcut(x) + change))
+        result: Tensor = self.dropout(F.silu(self.shortcut(x) + change))
+        return result
 
 
 class Output(nn.Linear):

@@ -1,7 +1,7 @@
 """The small problems by name: rows, network, prior and noise, all of them given, so that the posterior is one."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -62,7 +62,8 @@ class Problem:
 
     def dropping(self) -> Joint:
         """The joint of the same network with a layer of dropout."""
-        return replace(self.joint, network=_network(self.train.inputs.shape[1], RATE, self.name))
+        own = self.joint
+        return Joint(_network(self.train.inputs.shape[1], RATE, self.name), own.likelihood, own.prior, own.num_data)
 
 
 def problem(name: str, seed: int) -> Problem:

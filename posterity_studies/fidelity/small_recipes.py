@@ -58,7 +58,6 @@ class Recipe:
     joint: Callable[[Problem], Joint] = lambda problem: problem.joint
 
 
-_CLOSE = {"warmup": 100, "draws": 100}
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "map": Recipe("MAP", (MAP(),), "points"),
@@ -83,7 +82,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "hmc": Recipe("HMC", (HMC(draws=300, warmup=300, chains=4),), "samplers"),
         "mams": Recipe("MAMS", (MAMS(chains=CHAINS, warmup=100, draws=50),), "samplers"),
         "chees": Recipe("ChEES", (ChEES(chains=CHAINS, warmup=100, draws=50),), "samplers"),
-        "mclmc": Recipe("MCLMC", (MCLMC(chains=CHAINS, **_CLOSE),), "samplers"),
+        "mclmc": Recipe("MCLMC", (MCLMC(chains=CHAINS, warmup=100, draws=100),), "samplers"),
         "ensemble-mclmc": Recipe(
             "MCLMC from an ensemble", (Ensemble(MAP(), CHAINS), MCLMC(chains=CHAINS, warmup=40, draws=40)), "samplers"
         ),
