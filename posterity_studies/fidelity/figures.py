@@ -82,19 +82,26 @@ def _problem(panel: "Axes", part: Compared) -> None:
         panel.annotate(
             result.cell.recipe.label,
             (max(SHORTEST, result.seconds), _variation(result)),
-            xytext=(5, 5),
+            xytext=(-6, -10),
             textcoords="offset points",
             fontsize=8,
+            ha="right",
         )
     panel.set(xscale="log", yscale="log", xlabel="seconds")
     low, high = panel.get_xlim()
     bottom, _ = panel.get_ylim()
     panel.fill_between(
-        [low, SHARE * part.seconds], bottom, NEAR, color=GREEN, alpha=0.12, linewidth=0, label="a tenth of NUTS's time"
+        [low, SHARE * part.seconds],
+        0.7 * bottom,
+        NEAR,
+        color=GREEN,
+        alpha=0.12,
+        linewidth=0,
+        label=f"within {NEAR:g} in a tenth of NUTS's time",
     )
     panel.axhline(floor, color=RED, linestyle="dotted", linewidth=1.2, label="one run of the truth to the others")
     panel.set_xlim(low, high)
-    panel.set_ylim(bottom=bottom)
+    panel.set_ylim(bottom=0.7 * bottom)
     panel.set_title(PROBLEMS[part.name].label, fontsize=11)
     plain(panel)
 

@@ -35,6 +35,7 @@ SMALL_METHODS = (
 CIFAR_METHODS = (
     "map",
     "ensemble",
+    "large-ensemble",
     "dropout",
     "laplace-last-layer",
     "laplace-kronecker",
