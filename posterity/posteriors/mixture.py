@@ -179,7 +179,7 @@ class Mixture(Posterior):
         joints = [component.joint for component in self.posteriors]
         networks = [joint for joint in joints if isinstance(joint, Joint)]
         first = joints[0]
-        same = all(j.likelihood == networks[0].likelihood and j.prior is networks[0].prior for j in networks)
+        same = all(j.likelihood == networks[0].likelihood and j.prior == networks[0].prior for j in networks)
         if isinstance(first, Joint) and not same:
             return joint_of_members(first, networks)
         return first  # type: ignore[return-value]  # or a Density

@@ -20,6 +20,7 @@ from posterity.likelihoods import Bernoulli, Gaussian
 from posterity.methods import MAP, Conjugate, Laplace
 from posterity.numerics import Key
 from posterity.posteriors import Gaussian as Normally
+from posterity.posteriors import Mixture
 from posterity.precisions import Dense, Diagonal
 from posterity.priors import Normal, StudentT
 
@@ -188,3 +189,12 @@ def test_doors(exact):
     broken = Normally(joint, torch.full((joint.size,), math.nan, dtype=FLOAT64), Diagonal(torch.ones(joint.size)))
     with pytest.raises(FloatingPointError, match="1000 NaN"):
         importance(broken, rows)
+
+
+def test_a_mixture_over_equal_problems_has_the_evidence_of_one():
+    """Its components were fitted to joints of their own, with priors that are equal but not one object."""
+    rows = numbers(FLOAT64)
+    parts = [po.infer(Conjugate(), linear_regression(FLOAT64), rows)[0] for _ in range(2)]
+    assert parts[0].joint.prior is not parts[1].joint.prior
+    of = importance(Mixture(parts), rows, draws=100)
+    assert of.log_evidence == pytest.approx(float(parts[0].log_evidence), abs=1e-8)
