@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,12 +11,14 @@ import torch
 
 from posterity.cli.frame import tasks
 from posterity.cli.frame.baselines import Baseline, baselines
-from posterity.cli.frame.columns import scores_and_intervals
+from posterity.cli.frame.columns import nll_rows, scores_and_intervals
 from posterity.cli.frame.fitting import Asked, Model, timed_automatic
-from posterity.cli.frame.options import AUTO, method_label
+from posterity.cli.frame.options import AUTO, METHODS, method_label
 from posterity.cli.frame.output import error_line, hint_line, log
-from posterity.cli.frame.scores import chains_of, evidence, far_away, negative_limits
+from posterity.cli.frame.scores import among_training_rows, chains_of, elsewhere, evidence, far_away, negative_limits
+from posterity.cli.frame.sources import Source
 from posterity.cli.frame.tasks import Stage, Task, kl_weight, warm_up
+from posterity.cli.frame.verdict import Candidate, judge, within
 from posterity.errors import Diverged, PosterityError
 from posterity.predictive import Predictive
 from posterity.recipes.methods import RECIPES
@@ -77,21 +79,43 @@ def run_methods(names: Sequence[str], task: Task, auto: Asked, *, quiet: bool, d
     return outcomes
 
 
-def run_baselines(task: Task, *, debug: bool) -> list[Outcome]:
+def run_baselines(source: Source, *, debug: bool) -> list[Outcome]:
     """Fit every baseline that suits the data."""
-    rows, classes = task.data.train, len(task.data.classes or ())
+    rows, classes = source.data.train, len(source.data.classes or ())
 
     def outcome(each: Baseline) -> Outcome:
         begin = time.perf_counter()
-        predictive = each.fit(rows, classes)(task.data.test.inputs)
+        predictive = each.fit(rows, classes)(source.data.test.inputs)
         seconds = round(time.perf_counter() - begin, 3)
-        numbers = {**_scored(predictive, task), "seconds": seconds}
+        numbers = {**_scored(predictive, source), "seconds": seconds}
         return Outcome(each.word, each.label, numbers, predictive)
 
     return [
         _guarded(each.word, each.label, lambda each=each: outcome(each), debug=debug)  # type: ignore[misc]
-        for each in baselines(task.data)
+        for each in baselines(source.data)
     ]
+
+
+def verdict(source: Source, worked: Mapping[str, Outcome]) -> dict[str, Any] | None:
+    """Which of the rows that worked to take, as JSON; None where none worked.
+
+    Baselines are simpler than methods, and methods come in the order of `METHODS`, MAP first and auto last.
+    """
+    order = [*(word for word in worked if word not in METHODS), *(word for word in METHODS if word in worked)]
+    if not order:
+        return None
+    candidates = []
+    for word in order:
+        predictive = worked[word].predictive
+        assert predictive is not None
+        candidates.append(Candidate(word, worked[word].label, nll_rows(predictive, source), word not in METHODS))
+    last = worked[order[-1]].predictive
+    assert last is not None
+    targets = source.data.test.targets
+    result = judge(candidates, last, targets)
+    inside = within(result.take, candidates, among_training_rows(source.data), last, targets)
+    far = {outcome.label: outcome.numbers["far"] for outcome in worked.values() if outcome.numbers.get("far")}
+    return {**asdict(result), "sentence": result.sentence + inside + elsewhere(worked[result.take].label, far)}
 
 
 def shares(name: str, names: Collection[str]) -> str | None:
@@ -141,9 +165,9 @@ def _outcome(name: str, task: Task, model: Model, seconds: float, chosen: str | 
     """Score a fitted method; `chosen` is the sentence of `auto`."""
     predictive = model.predict(task.data.test.inputs)
     numbers: dict[str, Any] = {
-        **_scored(predictive, task),
+        **_scored(predictive, task.source),
         "chosen": chosen,
-        "far": far_away(model, predictive, task),
+        "far": far_away(model, predictive, task.source),
         "evidence": evidence(model, task),
         "kl_weight": kl_weight(name, task),
         "chains": chains_of(model, task),
@@ -197,9 +221,9 @@ class _NotFinite(PosterityError):
     exit_code = 5
 
 
-def _scored(predictive: Predictive, task: Task) -> dict[str, Any]:
+def _scored(predictive: Predictive, source: Source) -> dict[str, Any]:
     """The scores with their intervals; an error where one is infinite, which no table can rank."""
-    values, ends = scores_and_intervals(predictive, task.source)
+    values, ends = scores_and_intervals(predictive, source)
     for key, value in values.items():
         if value is not None and not math.isfinite(value):
             raise _NotFinite(f"its {key.replace('_', ' ')} is {value}. Its predictions cannot be ranked.")

@@ -135,22 +135,22 @@ WIDE = 3.0  # times as wide as the training rows: the box whose rim foreign inpu
 FOREIGN = 500  # inputs of either kind
 
 
-def far_away(posterior: Model, predictive: Predictive, task: Task) -> dict[str, float] | None:
+def far_away(posterior: Model, predictive: Predictive, source: Source) -> dict[str, float] | None:
     """How a posterior, with this predictive at the test rows, predicts away from all training rows.
 
     Classes: the mean confidence far out. Regression: the median predictive standard deviation far out, in that at the
     test rows. Both: the AUROC by which entropy or standard deviation tells foreign inputs from test rows. None without
     any numeric input, or where predictions so far out are not finite.
     """
-    numeric = numeric_features(task.source.preprocessing, task.data.train.inputs.shape[1])
+    numeric = numeric_features(source.preprocessing, source.data.train.inputs.shape[1])
     if not numeric.any():
         return None
-    far = posterior.predict(_pushed_out(task.data, numeric))
+    far = posterior.predict(_pushed_out(source.data, numeric))
     if predictive.classifies:
         result = {"confidence": float(far.probs.max(-1).values.double().mean())}
     else:
         result = {"width": float(far.std.double().median() / predictive.std.double().median())}
-    foreign = posterior.predict(_foreign(task.data, numeric))
+    foreign = posterior.predict(_foreign(source.data, numeric))
     result["auroc"] = out_of_distribution_auroc(predictive, foreign)
     return result if all(map(math.isfinite, result.values())) else None
 
@@ -183,7 +183,7 @@ def _factor(value: float) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:.2g}"
 
 
-def far_lines(task: Task, results: Mapping[str, Mapping[str, float]]) -> list[str]:
+def far_lines(data: DataSet, results: Mapping[str, Mapping[str, float]]) -> list[str]:
     """The same in lines, for methods by label."""
     if not results:
         return []
@@ -192,11 +192,11 @@ def far_lines(task: Task, results: Mapping[str, Mapping[str, float]]) -> list[st
         return ", ".join(f"{label} {_factor(result[key])}" for label, result in results.items())
 
     where = f"Far from the data ({FAR:g} times as far out as any training row)"
-    if task.data.classes is None:
+    if data.classes is None:
         first = f"{where}, intervals are wider than at the test rows by a factor of: {listed('width')}."
         by = "standard deviation"
     else:
-        chance = 1 / len(task.data.classes)
+        chance = 1 / len(data.classes)
         first, by = f"{where}, the mean confidence is: {listed('confidence')}; {chance:.2f} claims nothing.", "entropy"
     return [
         first,
@@ -225,13 +225,13 @@ def _far_words(far: Mapping[str, float]) -> str:
 PAIRS = 10_000_000  # of test and training rows whose distances are looked at
 
 
-def among_training_rows(task: Task) -> Tensor:
+def among_training_rows(data: DataSet) -> Tensor:
     """Which test rows are as near to a training row as training rows are to each other, (N,).
 
     Distances are in standard deviations, the bound is the largest from a training row to its nearest neighbour: a gap
     between the rows is outside. All are inside where there are too many pairs to look at.
     """
-    seen, rows = task.data.train.inputs.double().cpu(), task.data.test.inputs.double().cpu()
+    seen, rows = data.train.inputs.double().cpu(), data.test.inputs.double().cpu()
     if len(seen) < 2 or len(seen) * max(len(seen), len(rows)) > PAIRS:
         return torch.ones(len(rows), dtype=torch.bool, device="cpu")
     spread = seen.std(0, correction=0)

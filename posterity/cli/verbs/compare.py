@@ -73,7 +73,7 @@ def compare(
     debug = "--debug" in context.obj
     with fitting_threads(task):
         methods = run_methods(asked.methods, task, auto, quiet=quiet, debug=debug)
-        rows = [*run_baselines(task, debug=debug), *methods]
+        rows = [*run_baselines(task.source, debug=debug), *methods]
         interrupted = any(outcome.code == INTERRUPTED for outcome in methods)
         posteriors = {outcome.word: outcome.posterior for outcome in methods if outcome.posterior is not None}
         if interrupted or not posteriors:
@@ -94,7 +94,7 @@ def compare(
 def _document(task: "Task", rows: "list[Outcome]", files: Files) -> dict[str, Any]:
     """All that there is to tell, as JSON."""
     from posterity.cli.frame.columns import all_columns, best
-    from posterity.cli.frame.outcomes import shares
+    from posterity.cli.frame.outcomes import shares, verdict
 
     worked = {outcome.word: outcome for outcome in rows if outcome.worked}
     winners = best({word: outcome.numbers for word, outcome in worked.items()}, task.data)
@@ -125,7 +125,7 @@ def _document(task: "Task", rows: "list[Outcome]", files: Files) -> dict[str, An
         "notes": list(task.source.notes),
         "methods": methods,
         "baselines": [row(outcome, "baseline") for outcome in rows if outcome.word not in o.METHODS],
-        "verdict": _verdict(task, worked),
+        "verdict": verdict(task.source, worked),
         "figure": None if files.figure is None else str(files.figure),
         "report": None if files.report is None else str(files.report),
     }
@@ -136,34 +136,6 @@ NUMBERS = {
     "baseline": ("seconds",),
 }
 """What a row of the document has beside its scores, by its kind."""
-
-
-def _verdict(task: "Task", worked: "dict[str, Outcome]") -> dict[str, Any] | None:
-    """Which row to take, as JSON; None where none worked.
-
-    Baselines are simpler than methods, and methods come in the order of `METHODS`, MAP first and auto last.
-    """
-    from dataclasses import asdict
-
-    from posterity.cli.frame.columns import nll_rows
-    from posterity.cli.frame.scores import among_training_rows, elsewhere
-    from posterity.cli.frame.verdict import Candidate, judge, within
-
-    order = [*(word for word in worked if word not in o.METHODS), *(word for word in o.METHODS if word in worked)]
-    if not order:
-        return None
-    candidates = []
-    for word in order:
-        predictive = worked[word].predictive
-        assert predictive is not None
-        candidates.append(Candidate(word, worked[word].label, nll_rows(predictive, task.source), word not in o.METHODS))
-    last = worked[order[-1]].predictive
-    assert last is not None
-    targets = task.data.test.targets
-    verdict = judge(candidates, last, targets)
-    inside = within(verdict.take, candidates, among_training_rows(task), last, targets)
-    far = {outcome.label: outcome.numbers["far"] for outcome in worked.values() if outcome.numbers.get("far")}
-    return {**asdict(verdict), "sentence": verdict.sentence + inside + elsewhere(worked[verdict.take].label, far)}
 
 
 def _print(document: dict[str, Any], task: "Task") -> None:
@@ -233,4 +205,4 @@ def _remarks(document: dict[str, Any], task: "Task") -> list[str]:
         task.source, {o.method_label(row["method"]): row["negative_limits"] for row in rows}
     ):
         lines.append(line)
-    return lines + far_lines(task, {o.method_label(row["method"]): row["far"] for row in rows if row["far"]})
+    return lines + far_lines(task.data, {o.method_label(row["method"]): row["far"] for row in rows if row["far"]})
