@@ -104,10 +104,10 @@ def regression_bands(
     check_figure_path(Path(path))
     x, y = data.train.inputs[:, 0], data.train.targets[:, 0]
     seen = torch.cat([x, data.test.inputs[:, 0]])
-    low, high = _wider(seen, 1.25)
+    low, high = wider(seen, 1.25)
     grid = torch.linspace(low, high, 300)
     figure, axes = _figure(len(panels), width=4.2, height=3.15)
-    bottom, top = _wider(torch.cat([y, data.test.targets[:, 0]]), 1.3)
+    bottom, top = wider(torch.cat([y, data.test.targets[:, 0]]), 1.3)
     step = math.ceil(len(data.test) / MOST_DOTS)
     shown = [array(values[::step, 0]) for values in data.test.pair]
     for panel, (title, posterior) in zip(axes, panels.items(), strict=True):
@@ -159,7 +159,7 @@ def _maps(
             f"A map needs data with two inputs. Got {tuple(data.train.inputs.shape[1:])} in '{data.name}'."
         )
     check_figure_path(Path(path))
-    sides = _square(data.train.inputs)
+    sides = square(data.train.inputs)
     axis = [torch.linspace(low, high, GRID) for low, high in sides]
     grid = torch.cartesian_prod(axis[0], axis[1])  # (GRID^2, 2), second input fastest
     coordinates = [array(values) for values in axis]
@@ -261,14 +261,14 @@ def _plain(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-def _wider(values: Tensor, factor: float) -> tuple[float, float]:
+def wider(values: Tensor, factor: float) -> tuple[float, float]:
     """The range of the values, stretched by `factor` around its middle."""
     low, high = float(values.min()), float(values.max())
     half = 0.5 * (high - low) * factor or 1.0
     return 0.5 * (low + high) - half, 0.5 * (low + high) + half
 
 
-def _square(inputs: Tensor) -> list[tuple[float, float]]:
+def square(inputs: Tensor) -> list[tuple[float, float]]:
     """Equal ranges of both inputs around the data, BEYOND their larger span to each side of the middle."""
     low, high = inputs.amin(0), inputs.amax(0)
     half = math.ceil(BEYOND * float((high - low).max()))

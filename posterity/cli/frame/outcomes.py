@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from posterity.cli.frame.sources import Source
 from posterity.cli.frame.tasks import Stage, Task, kl_weight, warm_up
 from posterity.cli.frame.verdict import Candidate, judge, within
 from posterity.errors import Diverged, PosterityError
+from posterity.inference import Trace
 from posterity.predictive import Predictive
 from posterity.recipes.methods import RECIPES
 
@@ -32,7 +33,8 @@ LETTERS = 48  # of a reason that stands in a row of the table
 class Outcome:
     """What became of a method or a baseline: its predictions at the test rows with all numbers, or why it has none.
 
-    `failed` is the whole message of the error, `reason` the same in a few words, `code` the exit code for it.
+    `traces` has what each stage of a method recorded. `failed` is the whole message of the error, `reason` the same in
+    a few words, `code` the exit code for it.
     """
 
     word: str
@@ -40,6 +42,7 @@ class Outcome:
     numbers: dict[str, Any]
     predictive: Predictive | None = None
     posterior: Model | None = None
+    traces: Mapping[str, Trace] = field(default_factory=dict)
     failed: str | None = None
     reason: str | None = None
     code: int = 0
@@ -128,7 +131,7 @@ def shares(name: str, names: Collection[str]) -> str | None:
 
 def _run_automatic(auto: Asked, task: Task, *, quiet: bool) -> Outcome:
     model, seconds = timed_automatic(auto, task.source, quiet=quiet)
-    return _outcome(AUTO, task, model, seconds, chosen=model.sentence)
+    return _outcome(AUTO, task, model, seconds, {}, chosen=model.sentence)
 
 
 def _run_method(
@@ -142,11 +145,11 @@ def _run_method(
 ) -> Outcome:
     """Run the stages of a method that `done` does not have, then score it; `done` has them after it."""
     recipe, seconds, before = RECIPES[name], 0.0, shares(name, names)
-    last: Stage | None = None
+    stages: list[Stage] = []
     for count in range(1, len(recipe.stages) + 1):
         path = recipe.stages[:count]
         if path not in done:
-            start, stage = last, path[-1]
+            start, stage = stages[-1] if stages else None, path[-1]
             done[path] = _guarded_stage(stage, task, start, quiet=quiet, debug=debug)
         result = done[path]
         if isinstance(result, Outcome):
@@ -156,12 +159,16 @@ def _run_method(
             return _failed(name, recipe.label, why, f"{result.label} failed", result.code)
         if before is None or count > len(RECIPES[before].stages):
             seconds += result.seconds
-        last = result
-    assert last is not None
-    return _guarded(name, recipe.label, partial(_outcome, name, task, last.posterior, seconds), debug=debug)
+        stages.append(result)
+    traces = {stage: each.trace for stage, each in zip(recipe.stages, stages, strict=True)}
+    return _guarded(
+        name, recipe.label, partial(_outcome, name, task, stages[-1].posterior, seconds, traces), debug=debug
+    )
 
 
-def _outcome(name: str, task: Task, model: Model, seconds: float, chosen: str | None = None) -> Outcome:
+def _outcome(
+    name: str, task: Task, model: Model, seconds: float, traces: Mapping[str, Trace], chosen: str | None = None
+) -> Outcome:
     """Score a fitted method; `chosen` is the sentence of `auto`."""
     predictive = model.predict(task.data.test.inputs)
     numbers: dict[str, Any] = {
@@ -174,7 +181,7 @@ def _outcome(name: str, task: Task, model: Model, seconds: float, chosen: str | 
         "negative_limits": negative_limits(predictive, task.source),
         "seconds": round(seconds, 3),
     }
-    return Outcome(name, method_label(name), numbers, predictive, model)
+    return Outcome(name, method_label(name), numbers, predictive, model, traces)
 
 
 def _guarded_stage(stage: str, task: Task, start: Stage | None, *, quiet: bool, debug: bool) -> Stage | Outcome:

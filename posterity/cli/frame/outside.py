@@ -52,13 +52,32 @@ def reach(source: Source) -> dict[str, Tensor]:
     return {"low": inputs.amin(0), "high": inputs.amax(0), "spread": spread, "margin": excess.sort().values[rank - 1]}
 
 
+KNOWN = {"low", "high", "spread", "margin"}
+"""The tensors of `reach`, which runs of earlier releases do not have."""
+
+
+def distances(part: Part | None, source: Source) -> Tensor | None:
+    """How far each test row is out in its farthest number, (N,): 1 where `outside` begins; None for old runs.
+
+    It is |x - middle| / (half the range + the margin), so that at most about 1 % of rows like the training rows are
+    beyond 1. Categories and missing values have no distance.
+    """
+    if part is None or not part.tensors.keys() >= KNOWN:
+        return None
+    inputs, known = source.data.test.inputs.double().cpu(), part.tensors
+    numeric = numeric_features(source.preprocessing, inputs.shape[1])
+    reached = 0.5 * (known["high"] - known["low"]) + known["margin"] * known["spread"]
+    away = (inputs - 0.5 * (known["high"] + known["low"])).abs()
+    return torch.where(numeric & (away > 0), away / reached, 0.0).amax(1) if numeric.any() else None
+
+
 def outside(part: Part | None, source: Source) -> list[str] | None:
     """For each test row the column that is farthest outside the training rows, "" for none; None for old runs.
 
     Numbers are judged by `reach`. A category that no training row has is outside, and so is a missing value in a column
     that had none.
     """
-    if part is None or not {"low", "high", "spread", "margin"} <= part.tensors.keys():
+    if part is None or not part.tensors.keys() >= KNOWN:
         return None
     inputs, known = source.data.test.inputs.double().cpu(), part.tensors
     beyond = torch.maximum(known["low"] - inputs, inputs - known["high"]).clamp_min(0.0) / known["spread"]

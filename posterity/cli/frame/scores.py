@@ -1,26 +1,18 @@
-"""Evidence, chain diagnostics and predictions far away of runs, as lines, and the HTML page of a comparison."""
+"""Evidence, chain diagnostics and predictions far away of runs, as lines."""
 
 import math
-import platform
-import shlex
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from importlib import import_module
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import posterity
-from posterity.cli.frame.baselines import baselines
-from posterity.cli.frame.columns import columns
 from posterity.cli.frame.fitting import Model
-from posterity.cli.frame.options import AUTO, METHODS, method_label
+from posterity.cli.frame.options import method_label
 from posterity.cli.frame.outside import numeric_features
 from posterity.cli.frame.sources import Source
-from posterity.cli.frame.tasks import Task, describe, has_figure
+from posterity.cli.frame.tasks import Task
 from posterity.datasets import DataSet
 from posterity.diagnostics import convergence
 from posterity.likelihoods import Gaussian
@@ -30,10 +22,7 @@ from posterity.numerics.random import Key
 from posterity.posteriors import Linearized, Samples
 from posterity.predictive.predictive import Predictive
 from posterity.priors import Normal
-from posterity.report import comparison, predicted_observed, reliability_diagram
-from posterity.report.figures import MOST_INTERVALS
-from posterity.report.html import Picture, comparison_page
-from posterity.storage.disk import write_file
+from posterity.report import comparison
 from posterity.storage.part import JSON
 
 ROWS = 100  # training rows at which the outputs of chains are compared
@@ -263,73 +252,3 @@ def elsewhere(taken: str, results: Mapping[str, Mapping[str, float]]) -> str:
 def _by_label(document: Mapping[str, Any], key: str) -> dict[str, Any]:
     """One of the numbers of the methods that worked."""
     return {method_label(row["method"]): row[key] for row in document["methods"] if row["failed"] is None}
-
-
-def write_report(
-    path: Path,
-    document: Mapping[str, Any],
-    task: Task,
-    posteriors: Mapping[str, Model],
-    *,
-    remarks: Sequence[str],
-    words: Sequence[str],
-) -> None:
-    """Write the page of a comparison to `path`: its document, and pictures of the posteriors by method."""
-    page = comparison_page(
-        document,
-        columns(task.data),
-        {**{word: method_label(word) for word in METHODS}, **{each.word: each.label for each in baselines(task.data)}},
-        _pictures(document, task, posteriors) if posteriors else (),
-        network=describe(task) if set(posteriors) - {AUTO} else f"chosen by {AUTO}",
-        remarks=remarks,
-        command=shlex.join(["posterity", *words]),
-        date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        versions={
-            "posterity": posterity.__version__,
-            "python": platform.python_version(),
-            **{name: import_module(name).__version__ for name in ("torch", "numpy", "matplotlib")},
-        },
-    )
-    write_file(path, page.encode("utf-8", "replace"))  # a path may hold bytes that are no text
-
-
-def _pictures(document: Mapping[str, Any], task: Task, posteriors: Mapping[str, Model]) -> list[Picture]:
-    """What the methods predict where that can be drawn, and how it agrees with the test rows."""
-    data, source = task.data, task.source
-    classes = data.classes is not None
-    panels = {method_label(name): posterior for name, posterior in posteriors.items()}
-    names = ", ".join(panels)
-    seen = "Inputs and targets are shown as the network sees them: standardised. " if source.path is not None else ""
-    pictures = []
-    if has_figure(task.data):
-        png = _png(lambda file: draw_comparison(file, document, task, posteriors))
-        if classes:
-            alt = f"Map of the predicted class over the two inputs, one panel each for {names}, with the training rows."
-            read = "Colours reach well beyond the data: there, a method that knows its limits is less sure."
-            pictures.append(Picture("What is predicted", png, alt, f"{seen}{read}"))
-        else:
-            alt = f"Predicted mean and 95 % bands over the input, one panel each for {names}, with the training rows."
-            read = "The outer band should hold 95 % of new targets; the inner one is what the weights leave open. "
-            pictures.append(Picture("What is predicted", png, alt, f"{seen}{read}Bands should widen beyond the rows."))
-    if classes:
-        ece = ", ".join(f"{label} {value:.3f}" for label, value in _by_label(document, "ece").items())
-        png = _png(lambda file: reliability_diagram(panels, data, file))
-        alt = f"Reliability diagram, accuracy against confidence on the test rows; ECE: {ece}."
-        read = "Each dot is a bin of test rows, its area their share. On the dashed line confidence is what it claims "
-        pictures.append(Picture("Is confidence earned?", png, alt, f"{read}to be; below it the method is too sure."))
-    else:
-        units: dict[str, Any] = {"scale": source.scale, "shift": source.shift, "log": source.log_target}
-        png = _png(lambda file: predicted_observed(panels, data, file, **units))
-        rmse = ", ".join(f"{label} {value:.4g}" for label, value in _by_label(document, "rmse").items())
-        alt = f"Predicted means with 95 % intervals against the observed targets of test rows; RMSE: {rmse}."
-        shown = f"{min(len(data.test), MOST_INTERVALS)} of {len(data.test)} test rows. "
-        read = "About 19 in 20 intervals should cross the dashed line, where predicted is observed; red ones do not."
-        pictures.append(Picture("Predicted and observed", png, alt, f"{shown}{read}"))
-    return pictures
-
-
-def _png(draw: Callable[[Path], None]) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "figure.png"
-        draw(file)
-        return file.read_bytes()

@@ -15,6 +15,7 @@ from posterity.recipes.settings import Settings
 
 if TYPE_CHECKING:
     from posterity.cli.frame.outcomes import Outcome
+    from posterity.cli.frame.pages import Subject
     from posterity.cli.frame.tasks import Task
 
 
@@ -49,7 +50,8 @@ def compare(
     """
     from posterity.cli.frame.fitting import Asked, check_auto
     from posterity.cli.frame.outcomes import INTERRUPTED, run_baselines, run_methods
-    from posterity.cli.frame.scores import draw_comparison, write_report
+    from posterity.cli.frame.pages import write_page
+    from posterity.cli.frame.scores import draw_comparison
     from posterity.cli.frame.sources import say_notes
     from posterity.cli.frame.tasks import check_memory, fitting_threads, make_task
     from posterity.report.files import check_figure_path, check_report_path
@@ -82,7 +84,7 @@ def compare(
         if files.figure is not None:
             draw_comparison(files.figure, document, task, posteriors)
         if files.report is not None:
-            write_report(files.report, document, task, posteriors, remarks=_remarks(document, task), words=context.obj)
+            write_page(files.report, _subject(document, task, rows, context.obj))
     if as_json:
         print_json(document)
     else:
@@ -129,6 +131,29 @@ def _document(task: "Task", rows: "list[Outcome]", files: Files) -> dict[str, An
         "figure": None if files.figure is None else str(files.figure),
         "report": None if files.report is None else str(files.report),
     }
+
+
+def _subject(document: dict[str, Any], task: "Task", rows: "list[Outcome]", words: list[str]) -> "Subject":
+    """What the page of the comparison is about."""
+    from posterity.cli.frame.outside import reach
+    from posterity.cli.frame.pages import Subject
+    from posterity.cli.frame.tasks import describe
+    from posterity.storage import Part
+
+    names = [outcome.label for outcome in rows if outcome.word in o.METHODS]
+    one_network = any(outcome.worked and outcome.word in o.METHODS and outcome.word != AUTO for outcome in rows)
+    return Subject(
+        f"{' and '.join(filter(None, (', '.join(names[:-1]), names[-1])))} on {task.data.name}",
+        "Methods fitted to the same training rows, scored on the same test rows.",
+        task.source,
+        rows,
+        document["verdict"],
+        words,
+        document["settings"],
+        _remarks(document, task),
+        about={"Network": describe(task) if one_network else f"chosen by {AUTO}", "Seed": str(task.settings.seed)},
+        reach=Part({}, reach(task.source)),
+    )
 
 
 NUMBERS = {

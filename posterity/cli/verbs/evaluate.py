@@ -75,6 +75,7 @@ def evaluate(
     """
     from posterity.cli.frame.columns import scores_and_intervals
     from posterity.cli.frame.folders import find_rows, find_run
+    from posterity.cli.frame.importance import column_importance
     from posterity.cli.frame.sources import say_notes
 
     opened = find_run(run)
@@ -86,6 +87,9 @@ def evaluate(
     say_notes(source)
     predictive = opened.posterior.predict(source.data.test.inputs)
     values, ends = scores_and_intervals(predictive, source, intervals.probability)
+    importance = None
+    if wanted.importance:
+        importance = column_importance(opened.posterior.predict, opened.preprocessing, *source.data.test.pair)
     document = {
         "run": str(run),
         "data": source.data.name,
@@ -100,7 +104,7 @@ def evaluate(
         "abstention": _abstention(predictive, source),
         "confusion": _confusion(predictive, source, None),
         "decisions": None if costs is None else _decisions(predictive, source, costs),
-        "importance": _importance(opened, source) if wanted.importance else None,
+        "importance": importance,
     }
     if as_json:
         print_json(_finite(document))
@@ -229,27 +233,6 @@ def _decisions(predictive: "Predictive", source: "Source", costs: list[list[floa
         "mean_cost_of_most_probable": plain,
         "confusion": _confusion(predictive, source, costs),
     }
-
-
-def _importance(opened: "Run", source: "Source") -> list[dict[str, Any]]:
-    """The rise of the NLL for each column of the file, or each input; the largest first."""
-    from posterity.metrics import permutation_importance
-
-    inputs, targets = source.data.test.pair
-    fitted = opened.preprocessing
-    if fitted is None:
-        names, features = [f"x{index}" for index in range(1, inputs.shape[1] + 1)], None
-    else:
-        names, ends, features = [column.name for column in fitted.inputs], 0, []
-        for column in fitted.inputs:
-            features.append(list(range(ends, ends + len(column.features))))
-            ends += len(column.features)
-    result = permutation_importance(opened.posterior.predict, inputs, targets, features=features)
-    rows = zip(names, result.rise.tolist(), result.error.tolist(), strict=True)
-    return sorted(
-        ({"column": name, "nll_rise": rise, "standard_error": error} for name, rise, error in rows),
-        key=lambda row: -row["nll_rise"],
-    )
 
 
 def _print(document: dict[str, Any], source: "Source") -> None:
