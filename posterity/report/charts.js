@@ -8,7 +8,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const DRAWN = new Set(["svg", "g", "path", "line", "circle", "rect", "text", "image"]);
 const DASHES = [null, "7 3", "2 3", "9 3 2 3", "4 2", "12 4", "1 2", "6 2 1 2 1 2"];
-const LETTER = 6.3; // width of a letter of an axis, in pixels
+const LETTER = 7; // width of a letter of an axis, in pixels
 
 /** An element with attributes and children, of SVG where the name is one that we draw with. */
 function make(name, attributes = {}, ...children) {
@@ -26,8 +26,8 @@ function number(value, digits = 4) {
   if (!Number.isFinite(value)) return value > 0 ? "infinite" : "-infinite";
   const size = Math.abs(value);
   if (size !== 0 && (size >= 1e9 || size < 1e-4)) return value.toExponential(digits - 2).replace("e+", "e");
-  return value.toLocaleString("en-US", { maximumSignificantDigits: size >= 10 ** digits ? 15 : digits,
-    maximumFractionDigits: size >= 10 ** digits ? 0 : 20 });
+  const options = size >= 10 ** digits ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: digits };
+  return value.toLocaleString("en-US", options);
 }
 
 /** Positions of ticks within a range, at steps of 1, 2 or 5 times a power of ten. */
@@ -54,7 +54,7 @@ function ticks([low, high], axis, count) {
 function tickLabel(tick, axis) {
   if (!axis.names) return number(tick, 6);
   const name = axis.names[tick];
-  return name.length > 20 ? `${name.slice(0, 19)}…` : name;
+  return name.length > 18 ? `${name.slice(0, 17)}…` : name;
 }
 
 /** The range of an axis: as given, or that of the marks with a margin. */
@@ -148,7 +148,7 @@ function drawSeries(group, series, x, y, base) {
 function drawAxes(svg, spec, x, y, box) {
   const axes = make("g", { class: "axes" });
   const xs = ticks(box.x, spec.x, Math.max(2, Math.floor((box.right - box.left) / 75)));
-  const ys = ticks(box.y, spec.y, Math.max(2, Math.floor((box.bottom - box.top) / 45)));
+  const ys = ticks(box.y, spec.y, Math.max(2, Math.floor((box.bottom - box.top) / 34)));
   for (const tick of ys) {
     if (!spec.y.names) axes.append(make("line", { x1: box.left, x2: box.right, y1: y(tick), y2: y(tick), class: "grid" }));
     axes.append(make("text", { x: box.left - 6, y: y(tick) + 4, "text-anchor": "end" }, tickLabel(tick, spec.y)));

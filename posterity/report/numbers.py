@@ -31,7 +31,8 @@ def with_ends(value: float | None, ends: list[float] | None) -> tuple[str, str]:
     half = 0.5 * (ends[1] - ends[0])
     if half <= 0:
         return number(value), f"{number(ends[0])} to {number(ends[1])}"
-    decimals = 1 - _power(half)
+    largest = max(map(abs, ends))
+    decimals = min(1 - _power(half), 4 if largest < 1e-6 else max(4, 3 - _power(largest)))
     lower, upper = (_rounded(end, decimals) for end in ends)
     return _rounded(value, decimals), f"{lower} to {upper}"
 

@@ -30,10 +30,9 @@ function chosen() {
 }
 
 /** One chart for each of some methods, side by side, in the place of this name. */
-function panels(name, specification) {
+function panels(name, specification, shown = chosen()) {
   const place = box(name);
   if (!place) return;
-  const shown = chosen();
   while (place.children.length > shown.length) place.lastChild.remove();
   while (place.children.length < shown.length) place.append(make("div", { class: "panel" }));
   shown.forEach((method, index) => chart(place.children[index], specification(method)));
@@ -96,18 +95,17 @@ function drawCoverage(level) {
 function drawLine(level) {
   if (!data.line) return;
   const grid = unpacked(data.line.x, Float64Array);
+  const x = Array.from(grid);
   panels("line", method => {
-    const at = opened(data.line.methods[method.word] || { middle: data.line.x, scale: data.line.x }, method.colour);
-    const known = Boolean(data.line.methods[method.word]);
-    const rows = Array.from(grid.keys());
-    const y = known ? rows.map(row => (data.log ? Math.exp(at.middle[row]) : at.middle[row])) : [];
-    const low = known ? rows.map(row => end(at, row, level, 0)) : [], high = known ? rows.map(row => end(at, row, level, 1)) : [];
+    const at = opened(data.line.methods[method.word], method.colour);
+    const y = x.map((_, row) => (data.log ? Math.exp(at.middle[row]) : at.middle[row]));
+    const [low, high] = [0, 1].map(side => x.map((_, row) => end(at, row, level, side)));
     return { title: method.label, label: `Mean and ${percent(data.levels[level])} band of ${method.label} over the input`,
       interval: `${percent(data.levels[level])} band`, x: { label: data.line.name }, y: { label: data.unit, log: data.log },
-      series: [{ kind: "band", name: `${percent(data.levels[level])} band`, colour: method.colour, quiet: true, x: known ? Array.from(grid) : [], low, high },
-        { kind: "line", name: "mean", colour: method.colour, x: known ? Array.from(grid) : [], y, low, high },
+      series: [{ kind: "band", name: `${percent(data.levels[level])} band`, colour: method.colour, quiet: true, x, low, high },
+        { kind: "line", name: "mean", colour: method.colour, x, y, low, high },
         { kind: "dots", name: "training rows", colour: "ink", ...data.line.train }] };
-  });
+  }, chosen().filter(method => data.line.methods[method.word]));
 }
 
 function atLevel() {
@@ -153,7 +151,7 @@ function drawConfusion() {
   place.replaceChildren(...chosen().map(method => {
     const counts = confusion(method, labels);
     const rows = counts.map((line, label) => [data.classes[label], ...line.map(count => number(count))]);
-    const grid = table(`Confusion of ${method.label}`, ["true, then answered", ...data.classes], rows);
+    const grid = table(`Confusion of ${method.label}`, ["true", ...data.classes], rows);
     grid.querySelectorAll("tbody tr").forEach((line, label) => line.querySelectorAll("td").forEach((cell, answer) => {
       const share = counts[label][answer] / Math.max(1, counts[label].reduce((a, b) => a + b, 0));
       if (counts[label][answer]) cell.className = `${label === answer ? "right" : "wrong"} shade${Math.min(4, Math.floor(share * 5))}`;
@@ -197,7 +195,6 @@ function drawMap() {
     const spec = { title: method.label, square: true, label: `The most probable class by ${method.label} over the two inputs, with training rows`,
       x: { label: data.map.names[0], range: data.map.x }, y: { label: data.map.names[1], range: data.map.y },
       series: data.map.train.map((dots, index) => ({ kind: "dots", name: data.classes[index], colour: index % 8, ...dots })) };
-    if (!field) return spec;
     const [winners, sure] = [unpacked(field.winner, Uint8Array), unpacked(field.sure, Uint8Array)];
     const side = Math.sqrt(winners.length);
     const canvas = make("canvas", { width: side, height: side });
@@ -210,7 +207,7 @@ function drawMap() {
     });
     brush.putImageData(image, 0, 0);
     return { ...spec, image: canvas.toDataURL() };
-  });
+  }, chosen().filter(method => data.map.methods[method.word]));
 }
 
 // All of it.

@@ -56,11 +56,8 @@ def scores_table(rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], bes
         else:
             cells += [_cell(row, score.key, row["word"] in best.get(score.key, ())) for score in scores]
             seconds = row.get("seconds")
-            cells.append(
-                "<td>-</td>"
-                if seconds is None
-                else f"<td>{'+' * bool(row.get('starts_from'))}{number(seconds, 2)}</td>"
-            )
+            told = "-" if seconds is None else number(seconds, 2) if seconds >= 0.01 else "under 0.01"
+            cells.append(f"<td>{'+' * bool(row.get('starts_from'))}{told}</td>")
         kind = ' class="baseline"' if row["is_baseline"] else ""
         body.append(f"<tr{kind}>{''.join(cells)}</tr>")
     lines = ["<table>", f"<thead><tr>{head}</tr></thead>", "<tbody>", *body, "</tbody>", "</table>"]
@@ -92,8 +89,8 @@ def methods_chooser(methods: Sequence[tuple[str, str]], shown: Sequence[str]) ->
     return (
         '<fieldset class="controls sticky" id="methods" data-script hidden>\n<legend>Show</legend>\n'
         + "\n".join(boxes)
-        + "\n</fieldset>\n<noscript><p>The figures of this page are drawn by its script, which is switched off here.</p>"
-        "</noscript>"
+        + "\n</fieldset>\n<noscript><p>The figures of this page are drawn by its script, which is off."
+        "</p></noscript>"
     )
 
 
@@ -144,7 +141,7 @@ def numbers_sections(levels: Sequence[float], level: float, of_rows: str, *, has
 
 
 def class_sections(classes: Sequence[str], of_rows: str, *, has_map: bool, most_confused: int = 12) -> list[str]:
-    """Predictions of classes: confidence, what temperature would make of it, confusion, and decisions of two classes."""
+    """Predictions of classes: confidence at a temperature, what is decided, and what is confused."""
     parts = [
         section(
             "Is confidence earned?",
@@ -195,10 +192,14 @@ def class_sections(classes: Sequence[str], of_rows: str, *, has_map: bool, most_
 
 
 def by_method(heading: str, about: str, parts: Mapping[tuple[str, str], str]) -> str:
-    """A section with a part for each method (word, label), of which the script shows those that are ticked."""
+    """A section with a part for each method (word, label), of which the script shows those that are ticked.
+
+    The first is open, others can be opened.
+    """
     divided = (
-        f'<div data-method="{escape(word)}">\n<h3>{escape(label)}</h3>\n{content}\n</div>'
-        for (word, label), content in parts.items()
+        f'<details data-method="{escape(word)}"{" open" * (at == 0)}>\n<summary><strong>{escape(label)}</strong>'
+        f"</summary>\n{content}\n</details>"
+        for at, ((word, label), content) in enumerate(parts.items())
     )
     return section(heading, paragraph(about) if about else "", *divided) if parts else ""
 

@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from posterity.cli.frame import tasks
 from posterity.cli.frame.baselines import Baseline, baselines
@@ -23,6 +25,7 @@ from posterity.errors import Diverged, PosterityError
 from posterity.inference import Trace
 from posterity.predictive import Predictive
 from posterity.recipes.methods import RECIPES
+from posterity.storage import RunFolder
 
 Result = TypeVar("Result")
 INTERRUPTED = 130
@@ -97,6 +100,28 @@ def run_baselines(source: Source, *, debug: bool) -> list[Outcome]:
         _guarded(each.word, each.label, lambda each=each: outcome(each), debug=debug)  # type: ignore[misc]
         for each in baselines(source.data)
     ]
+
+
+def stored_outcome(word: str, source: Source, model: Model, path: Path, seconds: float | None = None) -> Outcome:
+    """A stored model of a run folder, scored at the test rows of a source where it has any."""
+    numbers: dict[str, Any] = {"seconds": seconds}
+    predictive = None
+    if len(source.data.test):
+        predictive = model.predict(source.data.test.inputs)
+        numbers |= _scored(predictive, source)
+        if len(source.data.train):
+            numbers["far"] = far_away(model, predictive, source)
+    return Outcome(word, method_label(word), numbers, predictive, model, stored_traces(path))
+
+
+def stored_traces(path: Path) -> dict[str, Trace]:
+    """What each stage of a stored run recorded."""
+    folder = RunFolder(path)
+    stages: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in (folder.read("trace").tensors if "trace" in folder.parts() else {}).items():
+        kind, stage, rest = name.split(".", 2)  # "value.map.loss"
+        stages.setdefault(stage, {})[f"{kind}.{rest}"] = tensor
+    return {stage: Trace.from_tensors(tensors) for stage, tensors in stages.items()}
 
 
 def verdict(source: Source, worked: Mapping[str, Outcome]) -> dict[str, Any] | None:

@@ -184,7 +184,9 @@ def chains_part(methods: Sequence[Outcome], source: Source, figures: dict[str, A
             for each in sorted(result.quantities, key=lambda each: each.of_network)
         ]
         heads = ["quantity", "numbers", "R-hat at most", "bulk ESS at least", "tail ESS at least", "MCSE / sd"]
-        told = f"{result.num_chains} chains of {result.num_draws:,} draws. Wanted: R-hat at most 1.01, effective sizes (ESS) of "
+        told = (
+            f"{result.num_chains} chains of {result.num_draws:,} draws. Wanted: R-hat at most 1.01, effective sizes of "
+        )
         told += f"{100 * result.num_chains:,} or more. Weights may swap places and change no output."
         lines = [paragraph(told, "note"), warnings(result.warnings), table(f"Chains of {outcome.label}", heads, rows)]
         places = []

@@ -102,11 +102,11 @@ def report(subject: Subject) -> str:
     parts = [
         _heading(subject),
         _scores(subject),
-        *subject.more,
         methods_chooser(chosen, _shown_first(subject)) if len(chosen) > 1 else "",
         *predicted,
         importance_part(subject.taken, subject.source, figures),
         _distance(subject, figures),
+        *subject.more,
         by_method("How the fits went", "", curves_part(subject.methods, figures)),
         by_method("Chains", "", chains_part(subject.methods, subject.source, figures)),
         by_method("What was fitted", "", fitted_part(subject.methods, subject.source)),
@@ -237,8 +237,8 @@ def _distance(subject: Subject, figures: dict[str, Any]) -> str:
     counts = sorted(((names.count(name), name) for name in set(names)), reverse=True)[:10]
     rows = f"{len(names):,} of {len(blamed):,} rows ({share(len(names) / len(blamed))}) are"
     told = (
-        "A row's distance is that of its farthest number from the middle of the training rows; beyond 1 it lies outside "
-        f"them by more than chance allows for about 1 % of rows like them. {rows} outside"
+        "A row's distance is that of its farthest number from the middle of the training rows; beyond 1 it lies "
+        f"outside them by more than chance allows for about 1 % of rows like them. {rows} outside"
         + (", where a prediction is a guess of the model alone." if names else ".")
     )
     axis = "distance to the training rows; 1 is their border"
