@@ -15,7 +15,7 @@ def number(value: float | None, digits: int = 4) -> str:
         return "infinite" if value > 0 else "-infinite"
     if value != 0 and not 1e-4 <= abs(value) < 1e9:
         return f"{value:.{digits - 2}e}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e")
-    return _rounded(value, digits - 1 - _power(value))
+    return _rounded(value, max(0, digits - 1 - _power(value)))
 
 
 def with_ends(value: float | None, ends: list[float] | None) -> tuple[str, str]:

@@ -135,7 +135,7 @@ function atTemperature() {
       series: [{ kind: "dots", colour: method.colour, x: bins.map(bin => bin.confidence / bin.count), y: bins.map(bin => bin.correct / bin.count),
         sizes: bins.map(bin => 3 + 14 * Math.sqrt(share(bin))), notes: bins.map(bin => `${number(bin.count)} rows`) }] };
   });
-  panels("confidence", method => ({ label: `How often ${method.label} has which confidence`, x: { label: "confidence", range: [least, 1.02] },
+  panels("confidence", method => ({ title: method.label, label: `How often ${method.label} has which confidence`, x: { label: "confidence", range: [least, 1.02] },
     y: { label: "share of rows", zero: true },
     series: [{ kind: "bars", colour: method.colour, edges: Array.from({ length: BINS + 1 }, (_, index) => index / BINS),
       y: scores.get(method).bins.map(bin => (bin.count ? bin.count / labels.length : NaN)) }] }));
