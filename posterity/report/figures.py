@@ -25,7 +25,7 @@ MOST_DOTS = 250  # test rows in a figure of bands; more hide it
 BEYOND = 1.5  # the shown range, in spans of the data
 COLOURS = ("#053061", "#67001f", "#276419", "#40004b", "#7f3b08", "#003c30")
 MARKERS = ("o", "^", "s", "D", "v", "P")
-NOISE_BAND, WEIGHT_BAND, LINE, INK = "#c6dbef", "#6baed6", "#08519c", "#222222"
+NOISE_BAND, WEIGHT_BAND, LINE, INK = "#c6dbef", "#6baed6", "#08519c", canvas.BLACK
 Path_ = str | os.PathLike[str]
 
 
@@ -326,10 +326,12 @@ def predicted_observed(
         return shown.exp() if log else shown
 
     observed = units(data.test.targets[rows])
-    figure, axes = _figure(len(panels), width=3.6, height=3.1)
+    figure, axes = _figure(len(panels), width=3.4, height=3.4)
+    shown = [observed]
     for panel, (title, posterior) in zip(axes, panels.items(), strict=True):
         predictive = posterior.predict(data.test.inputs[rows])
         middle = units(predictive.quantile(0.5) if log else predictive.mean)
+        shown.append(middle)
         lower, upper = map(units, predictive.interval(0.95))
         inside = (lower <= observed) & (observed <= upper)
         for chosen, colour, label in ((inside, WEIGHT_BAND, "95 % interval"), (~inside, "#cb181d", "missed")):
@@ -339,11 +341,14 @@ def predicted_observed(
         panel.scatter(array(observed), array(middle), s=8, color=LINE, linewidth=0, zorder=3, label=name)
         ends = (float(observed.min()), float(observed.max()))
         panel.plot(ends, ends, color=INK, linewidth=1, linestyle="dashed")
-        panel.set(xlabel="observed")
+        panel.set(xlabel="observed", aspect="equal")
         if log:
             panel.set(xscale="log", yscale="log")
         else:
             panel.locator_params(axis="x", nbins=4)  # large numbers need room
         panel.set_title(title, fontsize=11)
-    axes[0].set_ylabel("predicted")
+    drawn = torch.cat(shown).log() if log else torch.cat(shown)
+    low, high = wider(drawn, 1.25)
+    limits = (math.exp(low), math.exp(high)) if log else (low, high)
+    axes[0].set(ylabel="predicted", xlim=limits, ylim=limits)  # long intervals may leave the panel
     _save(figure, path, axes[:1], 3)
