@@ -22,6 +22,7 @@ LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98, 0
 """Of the intervals between which a reader chooses."""
 
 MOST_ROWS = 1000
+MOST_SEARCHED = 300  # rows where the ends of intervals are searched for, which takes seconds
 MOST_BYTES = 700_000
 GRID = 56  # points a side of a map
 _NUMBER = 16 / 3  # bytes of a float32 in base64
@@ -36,11 +37,13 @@ def packed(values: "Tensor | NDArray[Any]", kind: str) -> str:
 def chosen_rows(predictives: Sequence[Predictive]) -> Tensor:
     """The rows of which a page holds predictions: MOST_ROWS of them at most, evenly spaced in their order.
 
-    There are fewer where they would take more than MOST_BYTES.
+    There are fewer where they would take more than MOST_BYTES, and MOST_SEARCHED where the intervals of a method have
+    no closed form.
     """
     count = len(predictives[0])
     each = sum(_NUMBER * _numbers(pred) for pred in predictives)
-    most = max(1, min(count, MOST_ROWS, int(MOST_BYTES / each)))
+    known = all(pred.classifies or _is_normal(pred) for pred in predictives)
+    most = max(1, min(count, MOST_ROWS if known else MOST_SEARCHED, int(MOST_BYTES / each)))
     return torch.linspace(0, count - 1, most, dtype=torch.float64, device="cpu").round().long()
 
 
@@ -128,7 +131,7 @@ def _moments(pred: Predictive, ends: Tensor, *, log: bool) -> dict[str, JSON]:
     return {**known, "ends": packed(((ends - middle) / scale).T, "<f4")}
 
 
-def finite(values: Sequence[float] | Tensor) -> list[float | None]:
+def finite(values: Sequence[float] | Tensor) -> list[JSON]:
     """Numbers for JSON, in seven significant digits; None for what is not finite."""
     numbers = values.tolist() if isinstance(values, Tensor) else values
     return [float(f"{value:.7g}") if math.isfinite(value) else None for value in numbers]

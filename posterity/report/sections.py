@@ -176,7 +176,7 @@ def class_sections(classes: Sequence[str], of_rows: str, *, has_map: bool, most_
             section(
                 "What is taken for what",
                 paragraph("Test rows by true class, one a line, and by most probable class, one a column."),
-                place("confusion", "panels"),
+                place("confusion", "panels" if len(classes) <= 4 else "single"),
             )
         )
     if has_map:

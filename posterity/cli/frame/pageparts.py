@@ -178,7 +178,8 @@ def chains_part(methods: Sequence[Outcome], source: Source, figures: dict[str, A
             (
                 each.name if not each.of_network else f"{each.name} (weights)",
                 f"{each.rhat.numel():,}",
-                *(number(value, 4) for value in (each.worst_rhat, each.least_bulk_ess, each.least_tail_ess)),
+                number(each.worst_rhat, 4),
+                *(number(value, 3) for value in (each.least_bulk_ess, each.least_tail_ess)),
                 number(each.worst_error, 2),
             )
             for each in sorted(result.quantities, key=lambda each: each.of_network)

@@ -200,8 +200,10 @@ def _predictions(subject: Subject) -> tuple[list[str], dict[str, Any]]:
     packed["methods"] = [{"word": word, "label": labels[word], **own[word]} for word in known]
     nll = {word: nll_rows(outcome.predictive, source).cpu()[index] for word, outcome in _words(ranked).items()
            if word in known and outcome.predictive is not None}  # fmt: skip
+    taken = None if subject.taken is None else subject.taken.word
     parts = {
-        (word, labels[word]): rows_part(pred, targets, nll[word], names, source, index) for word, pred in rows.items()
+        (word, labels[word]): rows_part(rows[word], targets, nll[word], names, source, index)
+        for word in sorted(rows, key=lambda word: word != taken)
     }
     about = "Where a method is least sure, and where it was most surprised: rows to look at first."
     return [*sections, by_method("Least sure, and worst", about, parts)], {**packed, **more, "rows": names}

@@ -128,6 +128,8 @@ def evaluate(
 def _write_page(
     path: Path, run: Path, opened: "Run", source: "Source", document: dict[str, Any], words: list[str]
 ) -> None:
+    import torch
+
     from posterity.cli.frame.folders import training_rows
     from posterity.cli.frame.outcomes import run_baselines, stored_outcome, verdict
     from posterity.cli.frame.pages import Subject, write_page
@@ -137,7 +139,7 @@ def _write_page(
     from posterity.report.numbers import number
 
     word, train = document["method"], training_rows(opened)
-    empty = source.data.test.rows(slice(0, 0))
+    empty = source.data.test.rows(torch.arange(0))
     source = replace(source, data=replace(source.data, train=empty if train is None else train))
     outcome = stored_outcome(word, source, opened.posterior, run)
     rows = [*([] if train is None else run_baselines(source, debug=False)), outcome]
