@@ -83,12 +83,13 @@ def compare(
         document = _document(task, rows, files)
         if files.figure is not None:
             draw_comparison(files.figure, document, task, posteriors)
-        if files.report is not None:
-            write_page(files.report, _subject(document, task, rows, context.obj))
     if as_json:
         print_json(document)
     else:
         _print(document, task)
+    if files.report is not None:  # after the table, which an error in a figure must not take along
+        with fitting_threads(task):
+            write_page(files.report, _subject(document, task, rows, context.obj))
     if interrupted or not posteriors:
         raise typer.Exit(INTERRUPTED if interrupted else next(outcome.code for outcome in methods))
 

@@ -115,14 +115,14 @@ def evaluate(
         "importance": importance,
         "report": None if wanted.report is None else str(wanted.report),
     }
-    if wanted.report is not None:
-        _write_page(wanted.report, run, opened, source, document, context.obj)
     if as_json:
         print_json(_finite(document))
     else:
         _print(document, source)
         if wanted.report is not None:
             console().print(f"report: {wanted.report}", soft_wrap=True, markup=False)
+    if wanted.report is not None:  # after the scores, which an error in a figure must not take along
+        _write_page(wanted.report, run, opened, source, document, context.obj)
 
 
 def _write_page(
@@ -139,7 +139,7 @@ def _write_page(
     from posterity.report.numbers import number
 
     word, train = document["method"], training_rows(opened)
-    empty = source.data.test.rows(torch.arange(0))
+    empty = source.data.test.rows(torch.arange(0, device=source.data.test.inputs.device))
     source = replace(source, data=replace(source.data, train=empty if train is None else train))
     outcome = stored_outcome(word, source, opened.posterior, run)
     rows = [*([] if train is None else run_baselines(source, debug=False)), outcome]
