@@ -30,7 +30,7 @@ def dumped(folder: Path, text: str, *flags: str) -> tuple[str, list[str]]:
     page = folder / "page.html"
     page.write_text(text, encoding="utf-8")
     command = [BROWSER, *FLAGS, *flags, "--dump-dom", f"--user-data-dir={folder / 'profile'}", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
