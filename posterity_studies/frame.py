@@ -11,11 +11,13 @@ A study is a package in this folder, found by its name:
   takes what it gives as a fourth argument.
 """
 
+import io
 import json
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from html import escape
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,11 +26,14 @@ from typing import Any
 from rich.text import Text
 
 import posterity
-from posterity.cli.frame.output import console, log, one_thread, option_values, print_json
+from posterity.cli.frame.output import Terminal, console, log, one_thread, option_values, print_json
 from posterity.cli.frame.spread import command
 from posterity.options import option, words
+from posterity.report.html import Picture, facts, figure, page, paragraph, section
+from posterity.storage.disk import write_file
 
 OUTPUT = "Output"
+PAGE = 1_300_000  # bytes of the figures in the page of a study
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Output:
     """Where results go, and what is printed."""
 
     out: str | None = option(
-        None, help="Where figures and results.json go.", unit="FOLDER", usual="study-NAME", panel=OUTPUT
+        None, help="Where figures, report.html and results.json go.", unit="FOLDER", usual="study-NAME", panel=OUTPUT
     )
     quiet: bool = option(False, help="No progress on standard error.", flags=("--quiet", "-q"), panel=OUTPUT)
     as_json: bool = option(False, help="Print one JSON document.", flags=("--json",), panel=OUTPUT)
@@ -84,12 +89,49 @@ def run_study(name: str, settings: Any, output: Output) -> None:
         drawn = figures.draw(result, folder)
         numbers = result.document()
     document = write_results(name, folder, list(words(settings)), drawn, numbers)
+    printed = io.StringIO()
+    study.show(Terminal(file=printed, width=100), result)
+    write_file(folder / "report.html", study_page(name, folder, document, printed.getvalue()).encode())
     if output.as_json:
         print_json(document)
         return
     out = console()
     study.show(out, result)
-    notes(out, [f"figures and results.json: {folder}"])
+    notes(out, [f"figures, report.html and results.json: {folder}"])
+
+
+def study_page(name: str, folder: Path, document: dict[str, Any], printed: str) -> str:
+    """The page of a study: what it prints, and its figures as long as the page stays under PAGE bytes."""
+    summary, _ = summary_and_examples(name)
+    drawn = [path for file in document["figures"] if (path := folder / file).suffix == ".png" and path.is_file()]
+    pictures, left = [], PAGE
+    for file in drawn:
+        png = _few_colours(file)
+        left -= 4 * len(png) // 3
+        content = figure(Picture(file.name, png, f"{file.stem.replace('_', ' ')}, a figure of the study", file.name))
+        named = paragraph(f"{file.name} lies beside this page, which has no room for it.")
+        pictures.append(content if left > 0 else named)
+    about = {"Made": document["date"], "Machine": f"{document['machine']['cpu']}, {document['machine']['cores']} cores"}
+    about |= {"With": ", ".join(f"{package} {version}" for package, version in document["versions"].items())}
+    parts = [
+        f"<h1>{escape(name.replace('_', ' ').capitalize())}</h1>",
+        paragraph(summary, "lead"),
+        section("What it says", f'<pre class="printed" tabindex="0">{escape(printed.strip())}</pre>'),
+        section("Figures", *pictures) if pictures else "",
+        section("Made by", f"<pre><code>{escape(document['command'])}</code></pre>", facts(about)),
+        paragraph("results.json, beside this page, has all numbers.", "note"),
+    ]
+    return page(f"Study {name}", parts)
+
+
+def _few_colours(file: Path) -> bytes:
+    """A PNG file in at most 256 colours: a third of its size, and nothing that an eye would miss."""
+    from PIL import Image  # matplotlib needs it too
+
+    small = io.BytesIO()
+    with Image.open(file) as picture:
+        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    return min(small.getvalue(), file.read_bytes(), key=len)
 
 
 def check_folder(folder: Path) -> None:
@@ -109,7 +151,6 @@ def write_results(
     from importlib.metadata import version
 
     from posterity.report.files import machine
-    from posterity.storage.disk import write_file
 
     out = folder.name if folder.is_absolute() else str(folder)  # results are passed on: no places of this computer
     document = {

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-# Okabe and Ito's colours, which people with any colour vision tell apart.
-BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK = "#222222", "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7"
+# Okabe and Ito's colours, which people with any colour vision tell apart; pages have them too (page.css).
+BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK = "#1f2733", "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7"
 GREY = "#8a8a8a"
+SOFT, EDGE = "#566070", "#9aa4b1"  # numbers at axes, and axes: quieter than what is drawn
 
 
 def panels(
@@ -44,7 +45,10 @@ def panels(
     FigureCanvasAgg(figure)
     axes = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
     for panel in axes:
-        panel.tick_params(labelsize=9)
+        panel.tick_params(labelsize=9, color=EDGE, labelcolor=SOFT)
+        panel.spines[:].set_color(EDGE)
+        for text in (panel.title, panel.xaxis.label, panel.yaxis.label):
+            text.set_color(BLACK)
     return figure, axes
 
 

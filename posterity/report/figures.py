@@ -25,7 +25,7 @@ MOST_DOTS = 250  # test rows in a figure of bands; more hide it
 BEYOND = 1.5  # the shown range, in spans of the data
 COLOURS = ("#053061", "#67001f", "#276419", "#40004b", "#7f3b08", "#003c30")
 MARKERS = ("o", "^", "s", "D", "v", "P")
-NOISE_BAND, WEIGHT_BAND, LINE, INK = "#c6dbef", "#6baed6", "#08519c", "#222222"
+NOISE_BAND, WEIGHT_BAND, LINE, INK = "#c6dbef", "#6baed6", "#08519c", canvas.BLACK
 Path_ = str | os.PathLike[str]
 
 
@@ -104,10 +104,10 @@ def regression_bands(
     check_figure_path(Path(path))
     x, y = data.train.inputs[:, 0], data.train.targets[:, 0]
     seen = torch.cat([x, data.test.inputs[:, 0]])
-    low, high = _wider(seen, 1.25)
+    low, high = wider(seen, 1.25)
     grid = torch.linspace(low, high, 300)
     figure, axes = _figure(len(panels), width=4.2, height=3.15)
-    bottom, top = _wider(torch.cat([y, data.test.targets[:, 0]]), 1.3)
+    bottom, top = wider(torch.cat([y, data.test.targets[:, 0]]), 1.3)
     step = math.ceil(len(data.test) / MOST_DOTS)
     shown = [array(values[::step, 0]) for values in data.test.pair]
     for panel, (title, posterior) in zip(axes, panels.items(), strict=True):
@@ -159,7 +159,7 @@ def _maps(
             f"A map needs data with two inputs. Got {tuple(data.train.inputs.shape[1:])} in '{data.name}'."
         )
     check_figure_path(Path(path))
-    sides = _square(data.train.inputs)
+    sides = square(data.train.inputs)
     axis = [torch.linspace(low, high, GRID) for low, high in sides]
     grid = torch.cartesian_prod(axis[0], axis[1])  # (GRID^2, 2), second input fastest
     coordinates = [array(values) for values in axis]
@@ -261,14 +261,14 @@ def _plain(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-def _wider(values: Tensor, factor: float) -> tuple[float, float]:
+def wider(values: Tensor, factor: float) -> tuple[float, float]:
     """The range of the values, stretched by `factor` around its middle."""
     low, high = float(values.min()), float(values.max())
     half = 0.5 * (high - low) * factor or 1.0
     return 0.5 * (low + high) - half, 0.5 * (low + high) + half
 
 
-def _square(inputs: Tensor) -> list[tuple[float, float]]:
+def square(inputs: Tensor) -> list[tuple[float, float]]:
     """Equal ranges of both inputs around the data, BEYOND their larger span to each side of the middle."""
     low, high = inputs.amin(0), inputs.amax(0)
     half = math.ceil(BEYOND * float((high - low).max()))
@@ -326,10 +326,12 @@ def predicted_observed(
         return shown.exp() if log else shown
 
     observed = units(data.test.targets[rows])
-    figure, axes = _figure(len(panels), width=3.6, height=3.1)
+    figure, axes = _figure(len(panels), width=3.4, height=3.4)
+    shown = [observed]
     for panel, (title, posterior) in zip(axes, panels.items(), strict=True):
         predictive = posterior.predict(data.test.inputs[rows])
         middle = units(predictive.quantile(0.5) if log else predictive.mean)
+        shown.append(middle)
         lower, upper = map(units, predictive.interval(0.95))
         inside = (lower <= observed) & (observed <= upper)
         for chosen, colour, label in ((inside, WEIGHT_BAND, "95 % interval"), (~inside, "#cb181d", "missed")):
@@ -339,11 +341,14 @@ def predicted_observed(
         panel.scatter(array(observed), array(middle), s=8, color=LINE, linewidth=0, zorder=3, label=name)
         ends = (float(observed.min()), float(observed.max()))
         panel.plot(ends, ends, color=INK, linewidth=1, linestyle="dashed")
-        panel.set(xlabel="observed")
+        panel.set(xlabel="observed", aspect="equal")
         if log:
             panel.set(xscale="log", yscale="log")
         else:
             panel.locator_params(axis="x", nbins=4)  # large numbers need room
         panel.set_title(title, fontsize=11)
-    axes[0].set_ylabel("predicted")
+    drawn = torch.cat(shown).log() if log else torch.cat(shown)
+    low, high = wider(drawn, 1.25)
+    limits = (math.exp(low), math.exp(high)) if log else (low, high)
+    axes[0].set(ylabel="predicted", xlim=limits, ylim=limits)  # long intervals may leave the panel
     _save(figure, path, axes[:1], 3)

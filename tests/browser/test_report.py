@@ -1,46 +1,61 @@
-"""The HTML pages in a real browser: nothing to complain about, and no wider than a phone."""
+"""The HTML pages in a real browser: nothing to complain about, no request, and no wider than a phone."""
 
-import json
-import re
+import os
+import random
 import shutil
-import subprocess
+from pathlib import Path
 
 import pytest
+from chromiumpages import BROWSER, asked, dumped
 
+from posterity.cli.frame import columns
 from posterity.cli.main import main
 from posterity.report.canvas import panels, save
+from posterity.report.html import page
 from posterity_studies.decks import Shown, deck_page, find_deck
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on PATH"),
 ]
 PHONE = 390
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--enable-logging=stderr",
-    "--virtual-time-budget=5000",
-    "--dump-dom",
-)
+TINY = ("--hidden", "6", "--steps", "20", "--device", "cpu", "--quiet")
+HOSTILE = """</script><script>document.title="broken"</script><img src=x onerror="document.title='broken'">"""
+AXE = Path(os.environ.get("POSTERITY_AXE", Path(__file__).parents[2] / "node_modules/axe-core/axe.min.js"))
 
 
-@pytest.fixture(scope="module", params=["two-moons", "line"])
-def report(request, tmp_path_factory):
-    """The text of a report, its first picture broad."""
-    path = tmp_path_factory.mktemp("report") / "report.html"
-    words = ["compare", request.param, "--hidden", "6", "--steps", "20", "--device", "cpu", "--quiet"]
-    if request.param == "line":
-        words[2:4] = ["--methods", "map,laplace,conjugate"]
-    assert main([*words, "--report", str(path)]) == 0
+def hostile_table(path, numbers):
+    """A table whose name, columns, categories and classes are HTML."""
+    draw, lines = random.Random(0), []
+    for _ in range(90):
+        a, b, kind = draw.gauss(0, 1), draw.gauss(0, 1), draw.choice(["<b>x</b>", "y & z"])
+        target = 1000 * a + draw.gauss(0, 100) if numbers else ("<i>no</i>", HOSTILE.replace('"', '""'))[a + b > 0]
+        lines.append(f'{a:.3f},{b:.3f},{kind},"{target}"')
+    named = HOSTILE.replace('"', '""')
+    path.write_text("\n".join([f'a,"{named}",kind,"{named} y"', *lines]), encoding="utf-8")
+    return path, f"{HOSTILE} y"
+
+
+def text_of(folder, *words):
+    """The page that a command writes, with fewer resamples for its intervals."""
+    path, whole = folder / "report.html", columns.bootstrap
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "bootstrap", lambda *args, **options: whole(*args, **{**options, "resamples": 40}))
+        assert main([*map(str, words), "--report", str(path)]) == 0
     return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module", params=["two-moons", "line", "hostile classes", "hostile numbers"])
+def report(request, tmp_path_factory):
+    """The text of the page of a comparison, or of a fit to a table of hostile names."""
+    folder = tmp_path_factory.mktemp("report")
+    if request.param == "two-moons":
+        return text_of(folder, "compare", "two-moons", "--methods", "map,laplace", *TINY)
+    if request.param == "line":
+        chains = ("--draws", "20", "--warmup", "20", "--chains", "2")
+        return text_of(folder, "compare", "line", "--methods", "map,hmc", *chains, *TINY)
+    path, target = hostile_table(folder / "<b>table.csv", request.param.endswith("numbers"))
+    return text_of(folder, "fit", path, "--target", target, "--method", "map", "--out", folder / "run", *TINY)
 
 
 @pytest.fixture(scope="module")
@@ -55,56 +70,103 @@ def deck(tmp_path_factory):
     return deck_page(deck, Shown(folder, printed, {}))
 
 
-@pytest.fixture
-def browse(tmp_path):
-    """A function that opens a page and gives the document it becomes, and what the console said."""
+LOOK = """
+    const root = document.documentElement;
+    const images = [...document.images].every(image => image.complete && image.naturalWidth > 0);
+    const looked = { beyond: root.scrollWidth - root.clientWidth, images, title: document.title,
+        headings: document.querySelectorAll("h1").length };
+"""
+EXPLORE = """
+    const resources = window.performance.getEntriesByType("resource").map(entry => entry.name);
+    const names = { scripts: document.scripts.length, images: document.images.length,
+        foreign: document.querySelectorAll("b, i").length };
+    const charts = document.querySelectorAll(".chart svg").length;
+    const empty = [...document.querySelectorAll("[data-figure]")].filter(place => !place.textContent);
 
-    def call(text):
-        page = tmp_path / "page.html"
-        page.write_text(text, encoding="utf-8")
-        command = [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    const chart = document.querySelector(".chart");
+    const [tip, said] = [() => chart.querySelector(".tip"), []];
+    chart.focus();
+    for (const key of ["ArrowRight", "ArrowRight", "End"]) {
+        chart.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+        said.push(document.getElementById("said").textContent);
+    }
+    const keys = { focused: document.activeElement === chart, shown: !tip().hidden };
+    chart.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
+    keys.hidden = tip().hidden;
 
-    return call
+    const mark = chart.querySelector("circle.dot, rect.bar").getBoundingClientRect();
+    const at = { clientX: mark.x + mark.width / 2, clientY: mark.y + mark.height / 2, bubbles: true };
+    chart.dispatchEvent(new PointerEvent("pointermove", at));
+    const pointed = tip().textContent;
+    chart.dispatchEvent(new PointerEvent("pointerleave", at));
+
+    const details = [...document.querySelectorAll("details.numbers")];
+    for (const each of details) each.open = true;
+    await new Promise(done => setTimeout(done, 200));
+    const tables = details.filter(each => each.querySelector("tbody th")).length;
+    const unreached = [...document.querySelectorAll("input, .chart, summary, .wide")].filter(each => each.tabIndex < 0);
+    return { ...looked, resources, names, charts, empty: empty.length, said, keys, pointed, left: tip().hidden,
+        tables, behind: details.length, unreached: unreached.length };
+"""
 
 
-def overflow(browse, text):
-    """By how much the page is too wide for a frame as wide as a phone; windows cannot be that narrow everywhere."""
-    quoted = json.dumps(text).replace("</", "<\\/")
-    wrapper = f"""<!DOCTYPE html><body><iframe id="frame" style="border: 0; width: {PHONE}px; height: 800px"></iframe>
-        <script>const frame = document.getElementById("frame");
-        frame.onload = () => {{
-            const page = frame.contentDocument;
-            const images = [...page.images].every(image => image.complete && image.naturalWidth > 0);
-            const root = page.documentElement, beyond = root.scrollWidth - root.clientWidth;
-            document.title = [beyond, page.querySelectorAll("h1").length, images].join(" ");
-        }};
-        frame.srcdoc = {quoted};</script>"""
-    dom, console = browse(wrapper)
+def test_the_page_works_on_a_phone_by_pointer_and_by_keys_and_asks_for_nothing(tmp_path, report):
+    found, console = asked(tmp_path, report, LOOK + EXPLORE, PHONE)
     assert console == []
-    (found,) = re.findall(r"<title>(\d+) (\d+) (\w+)</title>", dom)
-    return int(found[0]), int(found[1]), found[2] == "true"
+    assert [address for address in found["resources"] if not address.startswith("data:")] == []
+    assert (found["beyond"], found["headings"]) == (0, 1)
+    assert found["title"] not in ("", "broken")
+    assert found["names"] == {"scripts": 2, "images": 0, "foreign": 0}
+    assert found["empty"] == 0  # each place of a figure is filled
+    assert found["keys"] == {"focused": True, "shown": True, "hidden": True}
+    assert len(set(found["said"])) == 3
+    assert all(found["said"])
+    assert any(sign.isdigit() for sign in found["pointed"])
+    assert found["left"]
+    assert found["tables"] == found["behind"] == found["charts"] >= 4
+    assert found["unreached"] == 0
 
 
-def test_the_console_stays_empty(browse, report):
-    dom, console = browse(report)
-    assert console == []
-    assert dom.count("<h1>") == 1
-    assert "</table>" in dom
-
-
-def test_a_page_that_runs_a_script_is_told_off(browse, report):
-    _, console = browse(report.replace("<main>", "<main><script>alert(1)</script>"))
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        "<script>alert(1)</script>",
+        '<p style="color: red">styled</p>',
+        '<img src="http://127.0.0.1:9/x.png" alt="">',
+        '<link rel="stylesheet" href="http://127.0.0.1:9/x.css">',
+    ],
+)
+def test_what_is_not_the_pages_own_is_told_off(tmp_path, foreign):
+    text = page("page", ["<h1>page</h1>", foreign], {"methods": [], "figures": {}})
+    _, console = dumped(tmp_path, text)
     assert any("Content Security Policy" in line for line in console)
 
 
-def test_the_page_fits_a_phone_and_its_pictures_are_seen(browse, report):
-    assert overflow(browse, report) == (0, 1, True)
-    too_wide = report.replace("<main>", '<main><div style="width: 700px">wide</div>')
-    assert overflow(browse, too_wide)[0] >= 700 - PHONE
+def test_a_page_too_wide_for_a_phone_is_seen(tmp_path):
+    text = page("page", ['<div><svg width="700" height="9"></svg></div>'])
+    assert asked(tmp_path, text, f"{LOOK} return looked.beyond;", PHONE)[0] >= 700 - PHONE
 
 
-def test_the_page_of_a_deck_fits_a_phone_and_its_figures_are_seen(browse, deck):
-    assert overflow(browse, deck) == (0, 1, True)
+def test_the_page_of_a_deck_fits_a_phone_and_its_figures_are_seen(tmp_path, deck):
+    found, console = asked(tmp_path, deck, f"{LOOK} return looked;", PHONE)
+    assert console == []
+    assert (found["beyond"], found["headings"], found["images"]) == (0, 1, True)
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="no axe-core: npm install axe-core, or POSTERITY_AXE=axe.min.js")
+def test_axe_finds_nothing_serious(tmp_path, report):
+    policy = report.index('<meta http-equiv="Content-Security-Policy"')
+    bare = report[:policy] + report[report.index(">", policy) + 1 :]  # axe is another script
+    run = f"<script>{AXE.read_text(encoding='utf-8')}</script></body>"
+    script = """
+        for (const each of document.querySelectorAll("details")) each.open = true;
+        await new Promise(done => setTimeout(done, 300));
+        const result = await window.axe.run(document);
+        const grave = result.violations.filter(each => ["serious", "critical"].includes(each.impact));
+        return { passes: result.passes.length,
+            serious: grave.map(each => [each.id, each.nodes.map(node => node.html)]) };"""
+    scheme = 1 if "table" in report[: report.index("</title>")] else 0  # light for hostile tables, dark for others
+    flags = (f"--blink-settings=preferredColorScheme={scheme}", "--virtual-time-budget=20000")
+    found, _ = asked(tmp_path, bare.replace("</body>", run), script, 1200, *flags)
+    assert found["serious"] == []
+    assert found["passes"] > 15

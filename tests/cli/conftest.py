@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from datetime import datetime, timedelta
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,11 +116,14 @@ def study(run, tmp_path, monkeypatch):
         words = ("study", name, *options, "--seed", seed)
         first = run(*words)
         assert first.code == 0
-        assert first.out.splitlines()[-1] == f"figures and results.json: study-{name}"
+        assert first.out.splitlines()[-1] == f"figures, report.html and results.json: study-{name}"
         assert "…" not in first.out
         assert first.err.splitlines()[-1] == f"drawing into study-{name}"
         assert os.listdir(here) == [f"study-{name}"]
         stored = json.loads((here / f"study-{name}" / "results.json").read_text())
+        page = (here / f"study-{name}" / "report.html").read_text(encoding="utf-8")
+        assert escape(stored["command"]) in page
+        assert escape(first.out.split()[0]) in page
         assert stored["study"] == name
         assert stored["command"] == " ".join(f"posterity study {name} --out study-{name} {told} --seed {seed}".split())
         assert stored["figures"] == ["figure.png"]

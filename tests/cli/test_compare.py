@@ -1,9 +1,12 @@
 """`posterity compare`: the table, the JSON document and the figure."""
 
+import base64
 import json
+import re
 from dataclasses import replace
 from html import escape
 
+import numpy as np
 import pytest
 import torch
 from clitables import rows
@@ -12,6 +15,7 @@ from posterity.cli.frame import tasks
 from posterity.cli.frame.columns import best
 from posterity.datasets import load
 from posterity.report import files
+from posterity.report.numbers import with_ends
 
 pytestmark = pytest.mark.cpu
 TINY = ("--hidden", "6", "--steps", "40", "--prior-scale", "1", "--device", "cpu")
@@ -247,20 +251,30 @@ def test_there_is_no_best_where_all_are_equal():
     assert best({"a": row}, load("line")) == none
 
 
-@pytest.mark.parametrize(("data", "pictures"), [("two-moons", 2), ("sine", 2), ("blobs", 2), ("line", 2)])
-def test_the_report_holds_the_table_and_the_pictures(run, tmp_path, data, pictures):
+def numbers_of(path):
+    """The numbers in a page, with which its script draws."""
+    return json.loads(re.search(r'id="numbers">(.*?)</script>', path.read_text(encoding="utf-8"))[1])
+
+
+@pytest.mark.parametrize(
+    ("data", "field"), [("two-moons", "map"), ("sine", "line"), ("blobs", "map"), ("line", "line")]
+)
+def test_the_report_holds_the_table_and_the_numbers_of_its_figures(run, tmp_path, data, field):
     path = tmp_path / "new" / "report.html"
     result = run("compare", data, *TINY, "--report", path)
     assert result.code == 0
     assert f"report: {path}" in result.out.splitlines()
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     text = path.read_text(encoding="utf-8")
-    assert text.count('src="data:image/png;base64,') == text.count("<img") == pictures
-    assert "://" not in text
-    for cells in rows(result.out).values():
-        for cell in cells:
-            marked = f'<td class="best">{cell[:-1]}<' if cell.endswith("*") else f"<td>{cell}</td>"
-            assert marked in text
+    assert "<img" not in text
+    assert len(text) < 1_500_000
+    table, found = rows(result.out), numbers_of(path)
+    assert text.count('<td class="best">') == sum(cell.endswith("*") for cells in table.values() for cell in cells)
+    assert {method["label"] for method in found["methods"]} == set(table)
+    assert "map" in found[field]["methods"]
+    assert {"distance", "curve-map-map"} <= set(found["figures"])
+    for name in found["figures"]:
+        assert f'data-figure="{name}"' in text
     assert f"posterity compare {data} {' '.join(TINY)} --report {path}" in text
 
 
@@ -273,12 +287,16 @@ def test_the_report_of_a_file_is_in_its_units_and_escapes_its_names(run, tmp_pat
     document = json.loads(result.out)
     assert document["report"] == str(path)
     text = path.read_text(encoding="utf-8")
-    assert "<script" not in text
+    assert text.count("<script") == 2  # the numbers and the script of the page
     assert "<i>" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     assert "both in the units of $price$" in text
-    assert text.count("<img") == 1  # three inputs: no bands
-    assert f"RMSE: MAP {document['methods'][0]['rmse']:.4g}" in text
+    found = numbers_of(path)
+    assert "line" not in found  # three inputs
+    assert found["unit"] == "$price$"
+    assert found["rows"][0].startswith("line ")
+    targets = np.frombuffer(base64.b64decode(found["targets"]))
+    assert set(targets.round(2)) <= {1000.0 * x for x in range(60)}
 
 
 def test_classes_with_dollars_are_drawn_as_they_are_written(run, tmp_path):
@@ -287,15 +305,13 @@ def test_classes_with_dollars_are_drawn_as_they_are_written(run, tmp_path):
     file.write_text("\n".join(["a,b,c", *lines]))
     result = run("compare", file, "--target", "c", *TINY, "--report", path, "--quiet")
     assert (result.code, result.err) == (0, "")
-    assert path.read_text(encoding="utf-8").count("<img") == 2
+    assert numbers_of(path)["classes"] == ["$^$", "$a_$"]
 
 
-def test_without_matplotlib_there_is_no_report_and_nothing_is_fitted(run, monkeypatch, stages_run, tmp_path):
+def test_a_report_needs_no_matplotlib(run, monkeypatch, tmp_path):
     monkeypatch.setattr(files, "find_spec", lambda name: None)
-    result = run("compare", "line", "--report", tmp_path / "line.html")
-    assert result.code == 1
-    assert result.err == "error: Figures need matplotlib. Install it with: pip install 'posterity[report]'.\n"
-    assert stages_run == []
+    result = run("compare", "line", *TINY, "--methods", "map", "--report", tmp_path / "line.html", "--quiet")
+    assert (result.code, result.err) == (0, "")
 
 
 @pytest.mark.parametrize(("name", "words"), [("a.pdf", "must be an .html file"), ("folder.html", "must be a file")])
@@ -315,5 +331,5 @@ def test_a_report_of_one_method_marks_the_best_of_it_and_the_baselines(run, tmp_
     assert "<h1>MAP on line</h1>" in text
     linear = next(row for row in json.loads(result.out)["baselines"] if row["baseline"] == "linear")
     assert linear["best"] == ["test_nll", "rmse", "r2", "coverage"]
-    assert f'<td class="best">{linear["rmse"]:.4f}<' in text
+    assert f'<td class="best">{with_ends(linear["rmse"], linear["intervals"]["rmse"])[0]}<' in text
     assert escape(json.loads(result.out)["verdict"]["sentence"]) in text

@@ -158,7 +158,7 @@ def test_confidence_far_away_and_foreign_inputs_are_told(run):
 
 def test_a_gap_between_the_training_rows_is_not_among_them():
     task = tasks.make_task("waves", ("map",), Settings(hidden=(4,)), TableOptions(), ReadingOptions(), "cpu")
-    away, inside = task.data.test.inputs[:, 0].abs(), scores.among_training_rows(task)
+    away, inside = task.data.test.inputs[:, 0].abs(), scores.among_training_rows(task.data)
     assert not bool(inside[(away < 0.5) | (away > 3.5)].any())
     assert bool(inside[(away > 1.5) & (away < 2.5)].all())
 

@@ -23,7 +23,7 @@ from posterity.cli.frame.sources import (
     stored_hashes,
     stored_preprocessing,
 )
-from posterity.datasets import TOYS, Preprocessing
+from posterity.datasets import TOYS, LabelledData, Preprocessing, load
 from posterity.datasets.splitting import SEPARATORS
 from posterity.errors import BadData, BadFolder, shown, unknown
 from posterity.options import as_json, describe, from_mapping, types, words
@@ -292,6 +292,18 @@ def find_rows(run: Run, data: str | None, reading: ReadingOptions, verb: str, *,
     if targets and rows.classes is not None and list(rows.classes) != run.config["classes"]:
         raise _misfit(run, f"the classes {', '.join(rows.classes)} ({rows.name})")
     return source
+
+
+def training_rows(run: Run) -> LabelledData | None:
+    """The rows that the run was fitted to, as it encoded them; None where its file is gone or has changed."""
+    name = str(run.config["data"])
+    if run.preprocessing is None:
+        return load(name).train if name in TOYS else None
+    assert run.file is not None
+    try:
+        return own_source(run.file, run.config, run.preprocessing).data.train
+    except BadData:
+        return None
 
 
 def _read_as_before(run: Run, reading: ReadingOptions) -> ReadingOptions:

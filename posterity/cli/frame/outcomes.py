@@ -2,24 +2,30 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from posterity.cli.frame import tasks
 from posterity.cli.frame.baselines import Baseline, baselines
-from posterity.cli.frame.columns import scores_and_intervals
+from posterity.cli.frame.columns import nll_rows, scores_and_intervals
 from posterity.cli.frame.fitting import Asked, Model, timed_automatic
-from posterity.cli.frame.options import AUTO, method_label
+from posterity.cli.frame.options import AUTO, METHODS, method_label
 from posterity.cli.frame.output import error_line, hint_line, log
-from posterity.cli.frame.scores import chains_of, evidence, far_away, negative_limits
+from posterity.cli.frame.scores import among_training_rows, chains_of, elsewhere, evidence, far_away, negative_limits
+from posterity.cli.frame.sources import Source
 from posterity.cli.frame.tasks import Stage, Task, kl_weight, warm_up
+from posterity.cli.frame.verdict import Candidate, judge, within
 from posterity.errors import Diverged, PosterityError
+from posterity.inference import Trace
 from posterity.predictive import Predictive
 from posterity.recipes.methods import RECIPES
+from posterity.storage import RunFolder
 
 Result = TypeVar("Result")
 INTERRUPTED = 130
@@ -30,7 +36,8 @@ LETTERS = 48  # of a reason that stands in a row of the table
 class Outcome:
     """What became of a method or a baseline: its predictions at the test rows with all numbers, or why it has none.
 
-    `failed` is the whole message of the error, `reason` the same in a few words, `code` the exit code for it.
+    `traces` has what each stage of a method recorded. `failed` is the whole message of the error, `reason` the same in
+    a few words, `code` the exit code for it.
     """
 
     word: str
@@ -38,6 +45,7 @@ class Outcome:
     numbers: dict[str, Any]
     predictive: Predictive | None = None
     posterior: Model | None = None
+    traces: Mapping[str, Trace] = field(default_factory=dict)
     failed: str | None = None
     reason: str | None = None
     code: int = 0
@@ -77,21 +85,65 @@ def run_methods(names: Sequence[str], task: Task, auto: Asked, *, quiet: bool, d
     return outcomes
 
 
-def run_baselines(task: Task, *, debug: bool) -> list[Outcome]:
+def run_baselines(source: Source, *, debug: bool) -> list[Outcome]:
     """Fit every baseline that suits the data."""
-    rows, classes = task.data.train, len(task.data.classes or ())
+    rows, classes = source.data.train, len(source.data.classes or ())
 
     def outcome(each: Baseline) -> Outcome:
         begin = time.perf_counter()
-        predictive = each.fit(rows, classes)(task.data.test.inputs)
+        predictive = each.fit(rows, classes)(source.data.test.inputs)
         seconds = round(time.perf_counter() - begin, 3)
-        numbers = {**_scored(predictive, task), "seconds": seconds}
+        numbers = {**_scored(predictive, source), "seconds": seconds}
         return Outcome(each.word, each.label, numbers, predictive)
 
     return [
         _guarded(each.word, each.label, lambda each=each: outcome(each), debug=debug)  # type: ignore[misc]
-        for each in baselines(task.data)
+        for each in baselines(source.data)
     ]
+
+
+def stored_outcome(word: str, source: Source, model: Model, path: Path, seconds: float | None = None) -> Outcome:
+    """A stored model of a run folder, scored at the test rows of a source where it has any."""
+    numbers: dict[str, Any] = {"seconds": seconds}
+    predictive = None
+    if len(source.data.test):
+        predictive = model.predict(source.data.test.inputs)
+        numbers |= _scored(predictive, source)
+        if len(source.data.train):
+            numbers["far"] = far_away(model, predictive, source)
+    return Outcome(word, method_label(word), numbers, predictive, model, stored_traces(path))
+
+
+def stored_traces(path: Path) -> dict[str, Trace]:
+    """What each stage of a stored run recorded."""
+    folder = RunFolder(path)
+    stages: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in (folder.read("trace").tensors if "trace" in folder.parts() else {}).items():
+        kind, stage, rest = name.split(".", 2)  # "value.map.loss"
+        stages.setdefault(stage, {})[f"{kind}.{rest}"] = tensor
+    return {stage: Trace.from_tensors(tensors) for stage, tensors in stages.items()}
+
+
+def verdict(source: Source, worked: Mapping[str, Outcome]) -> dict[str, Any] | None:
+    """Which of the rows that worked to take, as JSON; None where none worked.
+
+    Baselines are simpler than methods, and methods come in the order of `METHODS`, MAP first and auto last.
+    """
+    order = [*(word for word in worked if word not in METHODS), *(word for word in METHODS if word in worked)]
+    if not order:
+        return None
+    candidates = []
+    for word in order:
+        predictive = worked[word].predictive
+        assert predictive is not None
+        candidates.append(Candidate(word, worked[word].label, nll_rows(predictive, source), word not in METHODS))
+    last = worked[order[-1]].predictive
+    assert last is not None
+    targets = source.data.test.targets
+    result = judge(candidates, last, targets)
+    inside = within(result.take, candidates, among_training_rows(source.data), last, targets)
+    far = {outcome.label: outcome.numbers["far"] for outcome in worked.values() if outcome.numbers.get("far")}
+    return {**asdict(result), "sentence": result.sentence + inside + elsewhere(worked[result.take].label, far)}
 
 
 def shares(name: str, names: Collection[str]) -> str | None:
@@ -104,7 +156,7 @@ def shares(name: str, names: Collection[str]) -> str | None:
 
 def _run_automatic(auto: Asked, task: Task, *, quiet: bool) -> Outcome:
     model, seconds = timed_automatic(auto, task.source, quiet=quiet)
-    return _outcome(AUTO, task, model, seconds, chosen=model.sentence)
+    return _outcome(AUTO, task, model, seconds, {}, chosen=model.sentence)
 
 
 def _run_method(
@@ -118,11 +170,11 @@ def _run_method(
 ) -> Outcome:
     """Run the stages of a method that `done` does not have, then score it; `done` has them after it."""
     recipe, seconds, before = RECIPES[name], 0.0, shares(name, names)
-    last: Stage | None = None
+    stages: list[Stage] = []
     for count in range(1, len(recipe.stages) + 1):
         path = recipe.stages[:count]
         if path not in done:
-            start, stage = last, path[-1]
+            start, stage = stages[-1] if stages else None, path[-1]
             done[path] = _guarded_stage(stage, task, start, quiet=quiet, debug=debug)
         result = done[path]
         if isinstance(result, Outcome):
@@ -132,25 +184,29 @@ def _run_method(
             return _failed(name, recipe.label, why, f"{result.label} failed", result.code)
         if before is None or count > len(RECIPES[before].stages):
             seconds += result.seconds
-        last = result
-    assert last is not None
-    return _guarded(name, recipe.label, partial(_outcome, name, task, last.posterior, seconds), debug=debug)
+        stages.append(result)
+    traces = {stage: each.trace for stage, each in zip(recipe.stages, stages, strict=True)}
+    return _guarded(
+        name, recipe.label, partial(_outcome, name, task, stages[-1].posterior, seconds, traces), debug=debug
+    )
 
 
-def _outcome(name: str, task: Task, model: Model, seconds: float, chosen: str | None = None) -> Outcome:
+def _outcome(
+    name: str, task: Task, model: Model, seconds: float, traces: Mapping[str, Trace], chosen: str | None = None
+) -> Outcome:
     """Score a fitted method; `chosen` is the sentence of `auto`."""
     predictive = model.predict(task.data.test.inputs)
     numbers: dict[str, Any] = {
-        **_scored(predictive, task),
+        **_scored(predictive, task.source),
         "chosen": chosen,
-        "far": far_away(model, predictive, task),
+        "far": far_away(model, predictive, task.source),
         "evidence": evidence(model, task),
         "kl_weight": kl_weight(name, task),
         "chains": chains_of(model, task),
         "negative_limits": negative_limits(predictive, task.source),
         "seconds": round(seconds, 3),
     }
-    return Outcome(name, method_label(name), numbers, predictive, model)
+    return Outcome(name, method_label(name), numbers, predictive, model, traces)
 
 
 def _guarded_stage(stage: str, task: Task, start: Stage | None, *, quiet: bool, debug: bool) -> Stage | Outcome:
@@ -197,9 +253,9 @@ class _NotFinite(PosterityError):
     exit_code = 5
 
 
-def _scored(predictive: Predictive, task: Task) -> dict[str, Any]:
+def _scored(predictive: Predictive, source: Source) -> dict[str, Any]:
     """The scores with their intervals; an error where one is infinite, which no table can rank."""
-    values, ends = scores_and_intervals(predictive, task.source)
+    values, ends = scores_and_intervals(predictive, source)
     for key, value in values.items():
         if value is not None and not math.isfinite(value):
             raise _NotFinite(f"its {key.replace('_', ' ')} is {value}. Its predictions cannot be ranked.")

@@ -71,6 +71,21 @@ def stored_reach(part: Part, run: Path, inputs: int) -> Part | None:
     return part
 
 
+def distances(part: Part | None, source: Source) -> Tensor | None:
+    """How far each test row is out in its farthest number, (N,): 1 where `outside` begins; None for old runs.
+
+    It is |x - middle| / (half the range + the margin), so that at most about 1 % of rows like the training rows are
+    beyond 1. Categories and missing values have no distance.
+    """
+    if part is None:
+        return None
+    inputs, known = source.data.test.inputs.double().cpu(), part.tensors
+    numeric = numeric_features(source.preprocessing, inputs.shape[1])
+    reached = 0.5 * (known["high"] - known["low"]) + known["margin"] * known["spread"]
+    away = (inputs - 0.5 * (known["high"] + known["low"])).abs()
+    return torch.where(numeric & (away > 0), away / reached, 0.0).amax(1) if numeric.any() else None
+
+
 def outside(part: Part | None, source: Source) -> list[str] | None:
     """For each test row the column that is farthest outside the training rows, "" for none; None for old runs.
 

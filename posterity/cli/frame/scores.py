@@ -1,26 +1,18 @@
-"""Evidence, chain diagnostics and predictions far away of runs, as lines, and the HTML page of a comparison."""
+"""Evidence, chain diagnostics and predictions far away of runs, as lines."""
 
 import math
-import platform
-import shlex
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from importlib import import_module
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import posterity
-from posterity.cli.frame.baselines import baselines
-from posterity.cli.frame.columns import columns
 from posterity.cli.frame.fitting import Model
-from posterity.cli.frame.options import AUTO, METHODS, method_label
+from posterity.cli.frame.options import method_label
 from posterity.cli.frame.outside import numeric_features
 from posterity.cli.frame.sources import Source
-from posterity.cli.frame.tasks import Task, describe, has_figure
+from posterity.cli.frame.tasks import Task
 from posterity.datasets import DataSet
 from posterity.diagnostics import convergence
 from posterity.likelihoods import Gaussian
@@ -30,10 +22,7 @@ from posterity.numerics.random import Key
 from posterity.posteriors import Linearized, Samples
 from posterity.predictive.predictive import Predictive
 from posterity.priors import Normal
-from posterity.report import comparison, predicted_observed, reliability_diagram
-from posterity.report.figures import MOST_INTERVALS
-from posterity.report.html import Picture, comparison_page
-from posterity.storage.disk import write_file
+from posterity.report import comparison
 from posterity.storage.part import JSON
 
 ROWS = 100  # training rows at which the outputs of chains are compared
@@ -135,22 +124,22 @@ WIDE = 3.0  # times as wide as the training rows: the box whose rim foreign inpu
 FOREIGN = 500  # inputs of either kind
 
 
-def far_away(posterior: Model, predictive: Predictive, task: Task) -> dict[str, float] | None:
+def far_away(posterior: Model, predictive: Predictive, source: Source) -> dict[str, float] | None:
     """How a posterior, with this predictive at the test rows, predicts away from all training rows.
 
     Classes: the mean confidence far out. Regression: the median predictive standard deviation far out, in that at the
     test rows. Both: the AUROC by which entropy or standard deviation tells foreign inputs from test rows. None without
     any numeric input, or where predictions so far out are not finite.
     """
-    numeric = numeric_features(task.source.preprocessing, task.data.train.inputs.shape[1])
+    numeric = numeric_features(source.preprocessing, source.data.train.inputs.shape[1])
     if not numeric.any():
         return None
-    far = posterior.predict(_pushed_out(task.data, numeric))
+    far = posterior.predict(_pushed_out(source.data, numeric))
     if predictive.classifies:
         result = {"confidence": float(far.probs.max(-1).values.double().mean())}
     else:
         result = {"width": float(far.std.double().median() / predictive.std.double().median())}
-    foreign = posterior.predict(_foreign(task.data, numeric))
+    foreign = posterior.predict(_foreign(source.data, numeric))
     result["auroc"] = out_of_distribution_auroc(predictive, foreign)
     return result if all(map(math.isfinite, result.values())) else None
 
@@ -183,7 +172,7 @@ def _factor(value: float) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:.2g}"
 
 
-def far_lines(task: Task, results: Mapping[str, Mapping[str, float]]) -> list[str]:
+def far_lines(data: DataSet, results: Mapping[str, Mapping[str, float]]) -> list[str]:
     """The same in lines, for methods by label."""
     if not results:
         return []
@@ -192,11 +181,11 @@ def far_lines(task: Task, results: Mapping[str, Mapping[str, float]]) -> list[st
         return ", ".join(f"{label} {_factor(result[key])}" for label, result in results.items())
 
     where = f"Far from the data ({FAR:g} times as far out as any training row)"
-    if task.data.classes is None:
+    if data.classes is None:
         first = f"{where}, intervals are wider than at the test rows by a factor of: {listed('width')}."
         by = "standard deviation"
     else:
-        chance = 1 / len(task.data.classes)
+        chance = 1 / len(data.classes)
         first, by = f"{where}, the mean confidence is: {listed('confidence')}; {chance:.2f} claims nothing.", "entropy"
     return [
         first,
@@ -225,13 +214,13 @@ def _far_words(far: Mapping[str, float]) -> str:
 PAIRS = 10_000_000  # of test and training rows whose distances are looked at
 
 
-def among_training_rows(task: Task) -> Tensor:
+def among_training_rows(data: DataSet) -> Tensor:
     """Which test rows are as near to a training row as training rows are to each other, (N,).
 
     Distances are in standard deviations, the bound is the largest from a training row to its nearest neighbour: a gap
     between the rows is outside. All are inside where there are too many pairs to look at.
     """
-    seen, rows = task.data.train.inputs.double().cpu(), task.data.test.inputs.double().cpu()
+    seen, rows = data.train.inputs.double().cpu(), data.test.inputs.double().cpu()
     if len(seen) < 2 or len(seen) * max(len(seen), len(rows)) > PAIRS:
         return torch.ones(len(rows), dtype=torch.bool, device="cpu")
     spread = seen.std(0, correction=0)
@@ -263,73 +252,3 @@ def elsewhere(taken: str, results: Mapping[str, Mapping[str, float]]) -> str:
 def _by_label(document: Mapping[str, Any], key: str) -> dict[str, Any]:
     """One of the numbers of the methods that worked."""
     return {method_label(row["method"]): row[key] for row in document["methods"] if row["failed"] is None}
-
-
-def write_report(
-    path: Path,
-    document: Mapping[str, Any],
-    task: Task,
-    posteriors: Mapping[str, Model],
-    *,
-    remarks: Sequence[str],
-    words: Sequence[str],
-) -> None:
-    """Write the page of a comparison to `path`: its document, and pictures of the posteriors by method."""
-    page = comparison_page(
-        document,
-        columns(task.data),
-        {**{word: method_label(word) for word in METHODS}, **{each.word: each.label for each in baselines(task.data)}},
-        _pictures(document, task, posteriors) if posteriors else (),
-        network=describe(task) if set(posteriors) - {AUTO} else f"chosen by {AUTO}",
-        remarks=remarks,
-        command=shlex.join(["posterity", *words]),
-        date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        versions={
-            "posterity": posterity.__version__,
-            "python": platform.python_version(),
-            **{name: import_module(name).__version__ for name in ("torch", "numpy", "matplotlib")},
-        },
-    )
-    write_file(path, page.encode("utf-8", "replace"))  # a path may hold bytes that are no text
-
-
-def _pictures(document: Mapping[str, Any], task: Task, posteriors: Mapping[str, Model]) -> list[Picture]:
-    """What the methods predict where that can be drawn, and how it agrees with the test rows."""
-    data, source = task.data, task.source
-    classes = data.classes is not None
-    panels = {method_label(name): posterior for name, posterior in posteriors.items()}
-    names = ", ".join(panels)
-    seen = "Inputs and targets are shown as the network sees them: standardised. " if source.path is not None else ""
-    pictures = []
-    if has_figure(task.data):
-        png = _png(lambda file: draw_comparison(file, document, task, posteriors))
-        if classes:
-            alt = f"Map of the predicted class over the two inputs, one panel each for {names}, with the training rows."
-            read = "Colours reach well beyond the data: there, a method that knows its limits is less sure."
-            pictures.append(Picture("What is predicted", png, alt, f"{seen}{read}"))
-        else:
-            alt = f"Predicted mean and 95 % bands over the input, one panel each for {names}, with the training rows."
-            read = "The outer band should hold 95 % of new targets; the inner one is what the weights leave open. "
-            pictures.append(Picture("What is predicted", png, alt, f"{seen}{read}Bands should widen beyond the rows."))
-    if classes:
-        ece = ", ".join(f"{label} {value:.3f}" for label, value in _by_label(document, "ece").items())
-        png = _png(lambda file: reliability_diagram(panels, data, file))
-        alt = f"Reliability diagram, accuracy against confidence on the test rows; ECE: {ece}."
-        read = "Each dot is a bin of test rows, its area their share. On the dashed line confidence is what it claims "
-        pictures.append(Picture("Is confidence earned?", png, alt, f"{read}to be; below it the method is too sure."))
-    else:
-        units: dict[str, Any] = {"scale": source.scale, "shift": source.shift, "log": source.log_target}
-        png = _png(lambda file: predicted_observed(panels, data, file, **units))
-        rmse = ", ".join(f"{label} {value:.4g}" for label, value in _by_label(document, "rmse").items())
-        alt = f"Predicted means with 95 % intervals against the observed targets of test rows; RMSE: {rmse}."
-        shown = f"{min(len(data.test), MOST_INTERVALS)} of {len(data.test)} test rows. "
-        read = "About 19 in 20 intervals should cross the dashed line, where predicted is observed; red ones do not."
-        pictures.append(Picture("Predicted and observed", png, alt, f"{shown}{read}"))
-    return pictures
-
-
-def _png(draw: Callable[[Path], None]) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "figure.png"
-        draw(file)
-        return file.read_bytes()

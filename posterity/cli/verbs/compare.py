@@ -16,6 +16,7 @@ from posterity.recipes.settings import Settings
 
 if TYPE_CHECKING:
     from posterity.cli.frame.outcomes import Outcome
+    from posterity.cli.frame.pages import Subject
     from posterity.cli.frame.tasks import Task
 
 
@@ -51,7 +52,8 @@ def compare(
     """
     from posterity.cli.frame.fitting import Asked, check_auto
     from posterity.cli.frame.outcomes import INTERRUPTED, run_baselines, run_methods
-    from posterity.cli.frame.scores import draw_comparison, write_report
+    from posterity.cli.frame.pages import write_page
+    from posterity.cli.frame.scores import draw_comparison
     from posterity.cli.frame.sources import say_notes
     from posterity.cli.frame.tasks import check_memory, fitting_threads, make_task
     from posterity.report.files import check_figure_path, check_report_path
@@ -75,7 +77,7 @@ def compare(
     debug = "--debug" in context.obj
     with fitting_threads(task):
         methods = run_methods(asked.methods, task, auto, quiet=quiet, debug=debug)
-        rows = [*run_baselines(task, debug=debug), *methods]
+        rows = [*run_baselines(task.source, debug=debug), *methods]
         interrupted = any(outcome.code == INTERRUPTED for outcome in methods)
         posteriors = {outcome.word: outcome.posterior for outcome in methods if outcome.posterior is not None}
         if interrupted or not posteriors:
@@ -83,12 +85,13 @@ def compare(
         document = _document(task, rows, files)
         if files.figure is not None:
             draw_comparison(files.figure, document, task, posteriors)
-        if files.report is not None:
-            write_report(files.report, document, task, posteriors, remarks=_remarks(document, task), words=context.obj)
     if as_json:
         print_json(document)
     else:
         _print(document, task)
+    if files.report is not None:  # after the table, which an error in a figure must not take along
+        with fitting_threads(task):
+            write_page(files.report, _subject(document, task, rows, context.obj))
     if interrupted or not posteriors:
         raise typer.Exit(INTERRUPTED if interrupted else next(outcome.code for outcome in methods))
 
@@ -96,7 +99,7 @@ def compare(
 def _document(task: "Task", rows: "list[Outcome]", files: Files) -> dict[str, Any]:
     """All that there is to tell, as JSON."""
     from posterity.cli.frame.columns import all_columns, best
-    from posterity.cli.frame.outcomes import shares
+    from posterity.cli.frame.outcomes import shares, verdict
 
     worked = {outcome.word: outcome for outcome in rows if outcome.worked}
     winners = best({word: outcome.numbers for word, outcome in worked.items()}, task.data)
@@ -127,10 +130,33 @@ def _document(task: "Task", rows: "list[Outcome]", files: Files) -> dict[str, An
         "notes": list(task.source.notes),
         "methods": methods,
         "baselines": [row(outcome, "baseline") for outcome in rows if outcome.word not in o.METHODS],
-        "verdict": _verdict(task, worked),
+        "verdict": verdict(task.source, worked),
         "figure": None if files.figure is None else str(files.figure),
         "report": None if files.report is None else str(files.report),
     }
+
+
+def _subject(document: dict[str, Any], task: "Task", rows: "list[Outcome]", words: list[str]) -> "Subject":
+    """What the page of the comparison is about."""
+    from posterity.cli.frame.outside import reach
+    from posterity.cli.frame.pages import Subject
+    from posterity.cli.frame.tasks import describe
+    from posterity.storage import Part
+
+    names = [outcome.label for outcome in rows if outcome.word in o.METHODS]
+    one_network = any(outcome.worked and outcome.word in o.METHODS and outcome.word != AUTO for outcome in rows)
+    return Subject(
+        f"{' and '.join(filter(None, (', '.join(names[:-1]), names[-1])))} on {task.data.name}",
+        "Methods fitted to the same training rows, scored on the same test rows.",
+        task.source,
+        rows,
+        document["verdict"],
+        words,
+        document["settings"],
+        _remarks(document, task),
+        about={"Network": describe(task) if one_network else f"chosen by {AUTO}", "Seed": str(task.settings.seed)},
+        reach=Part({}, reach(task.source)),
+    )
 
 
 NUMBERS = {
@@ -138,34 +164,6 @@ NUMBERS = {
     "baseline": ("seconds",),
 }
 """What a row of the document has beside its scores, by its kind."""
-
-
-def _verdict(task: "Task", worked: "dict[str, Outcome]") -> dict[str, Any] | None:
-    """Which row to take, as JSON; None where none worked.
-
-    Baselines are simpler than methods, and methods come in the order of `METHODS`, MAP first and auto last.
-    """
-    from dataclasses import asdict
-
-    from posterity.cli.frame.columns import nll_rows
-    from posterity.cli.frame.scores import among_training_rows, elsewhere
-    from posterity.cli.frame.verdict import Candidate, judge, within
-
-    order = [*(word for word in worked if word not in o.METHODS), *(word for word in o.METHODS if word in worked)]
-    if not order:
-        return None
-    candidates = []
-    for word in order:
-        predictive = worked[word].predictive
-        assert predictive is not None
-        candidates.append(Candidate(word, worked[word].label, nll_rows(predictive, task.source), word not in o.METHODS))
-    last = worked[order[-1]].predictive
-    assert last is not None
-    targets = task.data.test.targets
-    verdict = judge(candidates, last, targets)
-    inside = within(verdict.take, candidates, among_training_rows(task), last, targets)
-    far = {outcome.label: outcome.numbers["far"] for outcome in worked.values() if outcome.numbers.get("far")}
-    return {**asdict(verdict), "sentence": verdict.sentence + inside + elsewhere(worked[verdict.take].label, far)}
 
 
 def _print(document: dict[str, Any], task: "Task") -> None:
@@ -235,4 +233,4 @@ def _remarks(document: dict[str, Any], task: "Task") -> list[str]:
         task.source, {o.method_label(row["method"]): row["negative_limits"] for row in rows}
     ):
         lines.append(line)
-    return lines + far_lines(task, {o.method_label(row["method"]): row["far"] for row in rows if row["far"]})
+    return lines + far_lines(task.data, {o.method_label(row["method"]): row["far"] for row in rows if row["far"]})

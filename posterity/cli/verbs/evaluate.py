@@ -1,9 +1,11 @@
 """`posterity evaluate`: the scores of a finished run."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from posterity.cli.frame import options as o
 from posterity.cli.frame.output import UsageError, console, option_values, print_json, table
@@ -59,10 +61,12 @@ class EvaluateOptions:
     importance: bool = option(
         False, help="How much the NLL rises when a column is permuted, for each.", flags=("--importance",)
     )
+    report: Path | None = option(None, help="Write it as one HTML page, with figures.", unit="FILE", panel=o.OUTPUT)
 
 
 @command
 def evaluate(
+    context: typer.Context,
     run: o.Run,
     intervals: o.IntervalOptions,
     wanted: EvaluateOptions,
@@ -75,8 +79,13 @@ def evaluate(
     """
     from posterity.cli.frame.columns import scores_and_intervals
     from posterity.cli.frame.folders import find_rows, find_run
+    from posterity.cli.frame.importance import column_importance
     from posterity.cli.frame.sources import say_notes
+    from posterity.report.files import check_report_path
 
+    with option_values("evaluate"):
+        if wanted.report is not None:
+            check_report_path(wanted.report)
     opened = find_run(run)
     with option_values("evaluate"):
         intervals.check_task(classifies=opened.config["classes"] is not None)
@@ -86,6 +95,9 @@ def evaluate(
     say_notes(source)
     predictive = opened.posterior.predict(source.data.test.inputs)
     values, ends = scores_and_intervals(predictive, source, intervals.probability)
+    importance = None
+    if wanted.importance:
+        importance = column_importance(opened.posterior.predict, opened.preprocessing, *source.data.test.pair)
     document = {
         "run": str(run),
         "data": source.data.name,
@@ -100,12 +112,73 @@ def evaluate(
         "abstention": _abstention(predictive, source),
         "confusion": _confusion(predictive, source, None),
         "decisions": None if costs is None else _decisions(predictive, source, costs),
-        "importance": _importance(opened, source) if wanted.importance else None,
+        "importance": importance,
+        "report": None if wanted.report is None else str(wanted.report),
     }
     if as_json:
         print_json(_finite(document))
     else:
         _print(document, source)
+        if wanted.report is not None:
+            console().print(f"report: {wanted.report}", soft_wrap=True, markup=False)
+    if wanted.report is not None:  # after the scores, which an error in a figure must not take along
+        _write_page(wanted.report, run, opened, source, document, context.obj)
+
+
+def _write_page(
+    path: Path, run: Path, opened: "Run", source: "Source", document: dict[str, Any], words: list[str]
+) -> None:
+    import torch
+
+    from posterity.cli.frame.folders import training_rows
+    from posterity.cli.frame.outcomes import run_baselines, stored_outcome, verdict
+    from posterity.cli.frame.pages import Subject, write_page
+    from posterity.cli.frame.scores import far_lines
+    from posterity.report.html import section
+    from posterity.report.html import table as html_table
+    from posterity.report.numbers import number
+
+    word, train = document["method"], training_rows(opened)
+    empty = source.data.test.rows(torch.arange(0, device=source.data.test.inputs.device))
+    source = replace(source, data=replace(source.data, train=empty if train is None else train))
+    outcome = stored_outcome(word, source, opened.posterior, run)
+    rows = [*([] if train is None else run_baselines(source, debug=False)), outcome]
+    abstention = document["abstention"]
+    answered = [
+        (f"{100 * share:g} %", number(risk))
+        for share, risk in zip(abstention["answered"], abstention["risks"], strict=True)
+    ]
+    heads = ["rows answered", abstention["risk"]]
+    surest = section("Where only the surest rows are answered", html_table("Abstention", heads, answered))
+    cautions = [_fitted_line(document)] if document["fitted_rows"] else []
+    if train is None:
+        cautions.append("The training rows are not at hand, so there is no baseline to compare with.")
+    write_page(
+        path,
+        Subject(
+            f"{outcome.label} of {run} on {source.data.name}",
+            f"A finished run, scored on {len(source.data.test):,} rows.",
+            source,
+            rows,
+            verdict(source, {each.word: each for each in rows if each.worked}),
+            words,
+            opened.config,
+            _lines(document)[: bool(document["conformal"])]
+            + (far_lines(source.data, {outcome.label: far}) if (far := outcome.numbers.get("far")) else []),
+            cautions,
+            [surest],
+            {"Run folder": str(run)},
+            opened.reach,
+            document["level"],
+        ),
+    )
+
+
+def _fitted_line(document: dict[str, Any]) -> str:
+    return (
+        f"{document['fitted_rows']} of these {document['rows']} rows were fitted: on them the scores say how well "
+        "the run remembers, not how well it predicts."
+    )
 
 
 def _finite(value: Any) -> Any:
@@ -231,27 +304,6 @@ def _decisions(predictive: "Predictive", source: "Source", costs: list[list[floa
     }
 
 
-def _importance(opened: "Run", source: "Source") -> list[dict[str, Any]]:
-    """The rise of the NLL for each column of the file, or each input; the largest first."""
-    from posterity.metrics import permutation_importance
-
-    inputs, targets = source.data.test.pair
-    fitted = opened.preprocessing
-    if fitted is None:
-        names, features = [f"x{index}" for index in range(1, inputs.shape[1] + 1)], None
-    else:
-        names, ends, features = [column.name for column in fitted.inputs], 0, []
-        for column in fitted.inputs:
-            features.append(list(range(ends, ends + len(column.features))))
-            ends += len(column.features)
-    result = permutation_importance(opened.posterior.predict, inputs, targets, features=features)
-    rows = zip(names, result.rise.tolist(), result.error.tolist(), strict=True)
-    return sorted(
-        ({"column": name, "nll_rise": rise, "standard_error": error} for name, rise, error in rows),
-        key=lambda row: -row["nll_rise"],
-    )
-
-
 def _print(document: dict[str, Any], source: "Source") -> None:
     from rich.text import Text
 
@@ -295,10 +347,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
     if (conformal := document["conformal"]) is not None:
         lines.append(f"Conformal prediction at {100 * conformal['level']:g} %: {conformal['guarantee']}")
     if document["fitted_rows"]:
-        lines.append(
-            f"{document['fitted_rows']} of these {document['rows']} rows were fitted: on them the scores say how well "
-            "the run remembers, not how well it predicts."
-        )
+        lines.append(_fitted_line(document))
     risks = ", ".join(
         f"{100 * share:g} % {risk:.4g}" for share, risk in zip(abstention["answered"], abstention["risks"], strict=True)
     )

@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from posterity.cli.frame import options as o
 from posterity.cli.frame.executors import ExecutorOption
 from posterity.cli.frame.options import AUTO, MethodOption
@@ -45,6 +47,10 @@ class RunOptions:
         panel=o.OUTPUT,
     )
 
+    report: Path | None = option(
+        None, help="Write scores, figures and diagnostics of the run as one HTML page.", unit="FILE", panel=o.OUTPUT
+    )
+
     def __post_init__(self) -> None:
         check(self)
 
@@ -80,6 +86,7 @@ class FoldOptions:
 
 @command
 def fit(
+    context: typer.Context,
     data: o.Data,
     named: MethodOption,
     settings: Settings,
@@ -104,8 +111,11 @@ def fit(
     from posterity.cli.frame.tasks import check_memory, task_of
     from posterity.inference import Checkpoint
     from posterity.processes import done_by_first
+    from posterity.report.files import check_report_path
 
     with option_values("fit"):
+        if run.report is not None:
+            check_report_path(run.report)
         asked = asked_for(data, named, settings, device, where.executor, log_target=columns.log_target)
         if parts.cv is not None and columns.test_fraction is None and columns.target is not None:
             columns = replace(columns, test_fraction=0.0)
@@ -139,7 +149,7 @@ def fit(
         else:
             spent.append(own())
         seconds = sum(spent)
-    _report(slot, asked, source, task, parts, seconds, as_json)
+    _report(slot, asked, source, task, parts, seconds, run.report, context.obj, as_json)
 
 
 def _run(
@@ -247,6 +257,8 @@ def _report(
     task: "Task | None",
     parts: FoldOptions,
     seconds: float | None,
+    page: Path | None,
+    words: list[str],
     as_json: bool,
 ) -> None:
     from rich.text import Text
@@ -292,8 +304,11 @@ def _report(
                 "kl_weight": None if task is None else kl_weight(name, task),
                 "chains": told,
                 "seconds": None if seconds is None else round(seconds, 3),
+                "report": None if page is None else str(page),
             }
         )
+        if page is not None:
+            _write_page(page, slot, asked, source, task, folds, promise, seconds, words)
         return
     known = [column for column in columns(rows) if column.key in values]  # earlier releases stored fewer
     shown = "   ".join(f"{column.heading} {column.shown(values[column.key])}" for column in known)
@@ -317,6 +332,65 @@ def _report(
         out.print(_fold_table(folds, source))
     for line in (*lines, f"run folder: {slot.path}"):
         out.print(Text(line), soft_wrap=True)
+    if page is not None:
+        _write_page(page, slot, asked, source, task, folds, promise, seconds, words)
+        out.print(Text(f"report: {page}"), soft_wrap=True)
+
+
+def _write_page(
+    path: Path,
+    slot: "Slot",
+    asked: "Asked",
+    source: "Source",
+    task: "Task | None",
+    folds: dict[str, Any] | None,
+    promise: str | None,
+    seconds: float | None,
+    words: list[str],
+) -> None:
+    from posterity.cli.frame.columns import all_columns
+    from posterity.cli.frame.folders import open_run
+    from posterity.cli.frame.options import LEVEL as OF_SCORES
+    from posterity.cli.frame.outcomes import run_baselines, stored_outcome, verdict
+    from posterity.cli.frame.outside import reach
+    from posterity.cli.frame.pages import Subject, write_page
+    from posterity.cli.frame.scores import far_lines
+    from posterity.cli.frame.tasks import describe
+    from posterity.report.html import paragraph, section, table
+    from posterity.report.numbers import with_ends
+    from posterity.storage import Part
+
+    outcome = stored_outcome(asked.method, source, open_run(slot.path)[1], slot.path, seconds)
+    rows = [*(run_baselines(source, debug=False) if len(source.data.test) else []), outcome]
+    more = []
+    if folds is not None:
+        scored = [
+            (column.heading.removeprefix("test "), *with_ends(value, folds["intervals"][column.key]))
+            for column in all_columns(source.data)
+            if (value := folds["scores"].get(column.key)) is not None
+        ]
+        title = f"{folds['folds']}-fold cross-validation"
+        about = paragraph(f"Each of {folds['rows']:,} rows is scored by a fit to the other folds.")
+        more.append(section(title, about, table(title, ["score", "value", f"{100 * OF_SCORES:g} % interval"], scored)))
+    if promise is not None:
+        more.append(section("Conformal prediction", paragraph(f"At {100 * LEVEL:g} %: {promise}")))
+    known = {} if task is None else {"Network": describe(task)}
+    write_page(
+        path,
+        Subject(
+            f"{outcome.label} on {source.data.name}",
+            "One posterior, fitted to the training rows and scored on the test rows, beside baselines.",
+            source,
+            rows,
+            verdict(source, {each.word: each for each in rows if each.worked}) if len(source.data.test) else None,
+            words,
+            slot.config if task is None else task.options,
+            far_lines(source.data, {outcome.label: far}) if (far := outcome.numbers.get("far")) else (),
+            more=more,
+            about={**known, "Run folder": str(slot.path), "Seed": str(asked.settings.seed)},
+            reach=Part({}, reach(source)),
+        ),
+    )
 
 
 def _fold_table(folds: dict[str, Any], source: "Source") -> Any:

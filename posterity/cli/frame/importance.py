@@ -1,0 +1,34 @@
+"""Permutation importance of the columns of a file, or of single inputs."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from posterity.datasets import Preprocessing
+from posterity.metrics import permutation_importance
+from posterity.predictive import Predictive
+
+
+def column_importance(
+    predict: Callable[[Tensor], Predictive], fitted: Preprocessing | None, inputs: Tensor, targets: Tensor
+) -> list[dict[str, Any]]:
+    """The rise of the NLL of these rows for each column of the file, or each input; the largest first."""
+    names, features = columns_of(fitted, inputs.shape[1])
+    result = permutation_importance(predict, inputs, targets, features=features)
+    rows = zip(names, result.rise.tolist(), result.error.tolist(), strict=True)
+    return sorted(
+        ({"column": name, "nll_rise": rise, "standard_error": error} for name, rise, error in rows),
+        key=lambda row: -row["nll_rise"],
+    )
+
+
+def columns_of(fitted: Preprocessing | None, count: int) -> tuple[list[str], list[list[int]] | None]:
+    """The names of the encoded columns and the inputs of each; x1, x2, ... and None where each input is its own."""
+    if fitted is None:
+        return [f"x{index}" for index in range(1, count + 1)], None
+    ends, features = 0, []
+    for column in fitted.inputs:
+        features.append(list(range(ends, ends + len(column.features))))
+        ends += len(column.features)
+    return [column.name for column in fitted.inputs], features

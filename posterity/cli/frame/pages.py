@@ -1,0 +1,253 @@
+"""The page of a comparison, a fit or an evaluation: what verbs know, in sections and numbers, written as HTML."""
+
+import platform
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+import posterity
+from posterity.cli.frame.columns import best, columns, nll_rows
+from posterity.cli.frame.options import LEVEL, METHODS
+from posterity.cli.frame.outcomes import Outcome, shares
+from posterity.cli.frame.outside import distances, outside
+from posterity.cli.frame.pageparts import (
+    chains_part,
+    curves_part,
+    data_part,
+    fields,
+    fitted_part,
+    importance_part,
+    rows_part,
+)
+from posterity.cli.frame.sources import Source
+from posterity.predictive import Predictive
+from posterity.report.charts import histogram
+from posterity.report.embedded import LEVELS, chosen_rows, class_numbers, number_numbers
+from posterity.report.html import page, paragraph, section, settings, table
+from posterity.report.numbers import share
+from posterity.report.sections import (
+    by_method,
+    class_sections,
+    made_by,
+    meanings,
+    methods_chooser,
+    numbers_sections,
+    place,
+    scores_table,
+    warnings,
+)
+from posterity.storage import Part
+from posterity.storage.disk import write_file
+
+MOST_SHOWN = 3  # methods that figures show at first
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What a page is about.
+
+    - `source`: the test rows, and the training rows where they are at hand.
+    - `outcomes`: baselines and methods, in the order of the table; `verdict` is of these, as `outcomes.verdict` has it.
+    - `remarks`: lines below the scores; `cautions`: what must be known before any number; `more`: further sections.
+    - `reach`: how far the training rows reach; `level`: of the intervals at first.
+    - `settings`: all options with their values; `words`: the command line.
+    """
+
+    title: str
+    lead: str
+    source: Source
+    outcomes: Sequence[Outcome]
+    verdict: Mapping[str, Any] | None
+    words: Sequence[str]
+    settings: Mapping[str, Any]
+    remarks: Sequence[str] = ()
+    cautions: Sequence[str] = ()
+    more: Sequence[str] = ()
+    about: Mapping[str, str] = field(default_factory=dict)
+    reach: Part | None = None
+    level: float = LEVEL
+
+    @property
+    def methods(self) -> list[Outcome]:
+        """The methods that worked, without baselines."""
+        return [outcome for outcome in self.outcomes if outcome.worked and outcome.word in METHODS]
+
+    @property
+    def taken(self) -> Outcome | None:
+        """The method that the verdict takes; where that is a baseline, the method of least NLL."""
+        by_word = {outcome.word: outcome for outcome in self.methods}
+        if self.verdict is not None and self.verdict["take"] in by_word:
+            return by_word[self.verdict["take"]]
+        return min(self.methods, key=lambda outcome: outcome.numbers.get("test_nll") or 0.0, default=None)
+
+
+def write_page(path: Path, subject: Subject) -> None:
+    """Write the page of a subject, whole or not at all."""
+    write_file(path, report(subject).encode("utf-8", "replace"))  # a path may hold bytes that are no text
+
+
+def report(subject: Subject) -> str:
+    """The page of a subject."""
+    numbers: dict[str, Any] = {"task": subject.source.data.task, "methods": [], "figures": {}}
+    figures = numbers["figures"]
+    predicted, packed = _predictions(subject) if len(subject.source.data.test) else ([], {})
+    numbers.update(packed)
+    chosen = [(outcome.word, outcome.label) for outcome in _by_rank(subject)] if predicted else []
+    parts = [
+        _heading(subject),
+        _scores(subject),
+        methods_chooser(chosen, _shown_first(subject)) if len(chosen) > 1 else "",
+        *predicted,
+        importance_part(subject.taken, subject.source, figures),
+        _distance(subject, figures),
+        *subject.more,
+        by_method("How the fits went", "", curves_part(subject.methods, figures)),
+        by_method("Chains", "", chains_part(subject.methods, subject.source, figures)),
+        by_method("What was fitted", "", fitted_part(subject.methods, subject.source)),
+        data_part(subject.source, figures),
+        made_by(shlex.join(["posterity", *subject.words]), {**subject.about, **_versions()}),
+        settings(subject.settings),
+    ]
+    return page(subject.title, parts, numbers)
+
+
+def _heading(subject: Subject) -> str:
+    title = f"<h1>{paragraph(subject.title)[3:-4]}</h1>"  # escaped
+    verdict = "" if subject.verdict is None else paragraph(subject.verdict["sentence"], "verdict")
+    return "\n".join([title, paragraph(subject.lead, "lead"), verdict, warnings(subject.cautions)])
+
+
+def _versions() -> dict[str, str]:
+    """When the page was made, and with which versions of what."""
+    named = {"posterity": posterity.__version__, "python": platform.python_version()}
+    named |= {name: import_module(name).__version__ for name in ("torch", "numpy")}
+    made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    return {"Made": made, "With": ", ".join(f"{name} {version}" for name, version in named.items())}
+
+
+def _scores(subject: Subject) -> str:
+    shown, data = columns(subject.source.data), subject.source.data
+    words = [outcome.word for outcome in subject.methods]
+    rows = [
+        {
+            **outcome.numbers,
+            "word": outcome.word,
+            "label": outcome.label,
+            "is_baseline": outcome.word not in METHODS,
+            "failed": outcome.failed,
+            "reason": outcome.reason,
+            "starts_from": outcome.word in words and shares(outcome.word, words),
+        }
+        for outcome in subject.outcomes
+    ]
+    if not rows or not len(data.test):
+        return ""
+    winners = best({outcome.word: outcome.numbers for outcome in subject.outcomes if outcome.worked}, data)
+    remarks = "".join(paragraph(line, "remarks") for line in subject.remarks)
+    few = f"{100 * LEVEL:g} % bootstrap intervals over the {len(data.test):,} test rows stand below the scores."
+    return section("Scores", paragraph(few, "note"), scores_table(rows, shown, winners), meanings(shown), remarks)
+
+
+def _by_rank(subject: Subject) -> list[Outcome]:
+    """Methods, then baselines: the order of colours."""
+    return [*subject.methods, *(each for each in subject.outcomes if each.worked and each.word not in METHODS)]
+
+
+def _shown_first(subject: Subject) -> list[str]:
+    """The words of the methods that figures show at first: what the verdict takes and names, then the best."""
+    ranked = sorted(_by_rank(subject), key=lambda outcome: outcome.numbers.get("test_nll") or 0.0)
+    named = [] if subject.verdict is None else [subject.verdict["take"], subject.verdict["against"]]
+    words = dict.fromkeys([*filter(None, named), *(outcome.word for outcome in ranked if outcome in subject.methods)])
+    return [*words][:MOST_SHOWN]
+
+
+def _predictions(subject: Subject) -> tuple[list[str], dict[str, Any]]:
+    """The sections of predictions at test rows, and the numbers that move in them."""
+    source, ranked = subject.source, _by_rank(subject)
+    known: dict[str, Predictive] = {}
+    for outcome in ranked:
+        assert outcome.predictive is not None
+        if outcome.predictive.mean.dim() == 2:
+            known[outcome.word] = source.affine_units(outcome.predictive)[0]
+    if not known or (source.data.classes is None and source.data.test.targets.shape[1:] != (1,)):
+        return [], {}
+    index = chosen_rows([*known.values()])
+    rows = {word: pred.rows(index.to(source.data.test.targets.device)) for word, pred in known.items()}
+    targets = source.affine_units(next(iter(known.values())))[1].cpu()[index]
+    names = row_names(source, index)
+    count, total = len(index), len(source.data.test)
+    of_rows = (
+        f"All {total:,} test rows." if count == total else f"{count:,} of {total:,} test rows, evenly spaced in order."
+    )
+    labels = {outcome.word: outcome.label for outcome in ranked}
+    more = fields(subject.methods, source, _levels(subject.level))
+    if source.data.classes is not None:
+        packed = class_numbers(rows, targets)
+        packed["classes"] = list(source.data.classes)
+        sections = class_sections(source.data.classes, of_rows, has_map="map" in more)
+    else:
+        levels = _levels(subject.level)
+        packed = number_numbers(rows, targets[:, 0].double(), levels, log=source.log_target)
+        packed["log"], packed["unit"] = source.log_target, unit_of(source)
+        sections = numbers_sections(levels, subject.level, of_rows, has_line="line" in more)
+    own: Any = packed["methods"]
+    packed["methods"] = [{"word": word, "label": labels[word], **own[word]} for word in known]
+    nll = {word: nll_rows(outcome.predictive, source).cpu()[index] for word, outcome in _words(ranked).items()
+           if word in known and outcome.predictive is not None}  # fmt: skip
+    taken = None if subject.taken is None else subject.taken.word
+    parts = {
+        (word, labels[word]): rows_part(rows[word], targets, nll[word], names, source, index)
+        for word in sorted(rows, key=lambda word: word != taken)
+    }
+    about = "Where a method is least sure, and where it was most surprised: rows to look at first."
+    return [*sections, by_method("Least sure, and worst", about, parts)], {**packed, **more, "rows": names}
+
+
+def _words(outcomes: Sequence[Outcome]) -> dict[str, Outcome]:
+    return {outcome.word: outcome for outcome in outcomes}
+
+
+def _levels(level: float) -> list[float]:
+    return sorted({*LEVELS, level})
+
+
+def unit_of(source: Source) -> str:
+    """What predicted numbers are called: the name of the target's column, or y."""
+    return "y" if source.preprocessing is None else source.preprocessing.target.name
+
+
+def row_names(source: Source, index: Tensor) -> list[str]:
+    """How a reader finds test rows again: `line 17` of the file, or `row 17` of made data."""
+    if source.table is None:
+        return [f"row {number + 1}" for number in index.tolist()]
+    first = source.table.columns[0]
+    return [f"{first.place} {first.lines[source.test[number]]}" for number in index.tolist()]
+
+
+def _distance(subject: Subject, figures: dict[str, Any]) -> str:
+    """How far the test rows lie from the training rows, and which columns put some of them outside."""
+    away, blamed = distances(subject.reach, subject.source), outside(subject.reach, subject.source)
+    if away is None or blamed is None or not len(away):
+        return ""
+    names = [name for name in blamed if name]
+    counts = sorted(((names.count(name), name) for name in set(names)), reverse=True)[:10]
+    rows = f"{len(names):,} of {len(blamed):,} rows ({share(len(names) / len(blamed))}) are"
+    told = (
+        "A row's distance is that of its farthest number from the middle of the training rows; beyond 1 it lies "
+        f"outside them by more than chance allows for about 1 % of rows like them. {rows} outside"
+        + (", where a prediction is a guess of the model alone." if names else ".")
+    )
+    axis = "distance to the training rows; 1 is their border"
+    figures["distance"] = histogram(
+        "Distances of the rows to the training rows", axis, {"": away.clamp(max=5.0)}, rule=1.0
+    )
+    blame = table("Columns to blame", ["column", "rows"], [(name, f"{count:,}") for count, name in counts])
+    far = int((away > 5.0).sum())
+    note = paragraph(f"{far:,} rows are farther out than 5 and stand at 5.", "note") if far else ""
+    return section("Like the training rows?", paragraph(told), place("distance"), note, blame if counts else "")

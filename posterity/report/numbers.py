@@ -1,0 +1,56 @@
+"""Numbers for people: thousands marks, and no more digits than they deserve."""
+
+import math
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number in so many significant digits; whole part and thousands marks are always shown.
+
+    >>> number(71538.0657), number(0.123456), number(None)
+    ('71,538', '0.1235', '-')
+    """
+    if value is None or math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "infinite" if value > 0 else "-infinite"
+    if value != 0 and not 1e-4 <= abs(value) < 1e9:
+        return f"{value:.{digits - 2}e}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e")
+    return _rounded(value, max(0, digits - 1 - _power(value)))
+
+
+def with_ends(value: float | None, ends: list[float] | None) -> tuple[str, str]:
+    """A number and "lower to upper", in the digits that its interval supports: two of half its width.
+
+    >>> with_ends(71538.0657, [69210.1, 73950.7])
+    ('71,500', '69,200 to 74,000')
+    >>> with_ends(0.93217, [0.91, 0.951])
+    ('0.932', '0.910 to 0.951')
+    """
+    if value is None or ends is None or not all(map(math.isfinite, (value, *ends))):
+        return number(value), ""
+    half = 0.5 * (ends[1] - ends[0])
+    if half <= 0:
+        return number(value), f"{number(ends[0])} to {number(ends[1])}"
+    largest = max(map(abs, ends))
+    decimals = min(1 - _power(half), 4 if largest < 1e-6 else max(4, 3 - _power(largest)))
+    lower, upper = (_rounded(end, decimals) for end in ends)
+    return _rounded(value, decimals), f"{lower} to {upper}"
+
+
+def share(value: float) -> str:
+    """A share as a percentage.
+
+    >>> share(0.0123), share(0.5)
+    ('1.2 %', '50 %')
+    """
+    return f"{100 * value:.2g} %" if value < 0.995 else f"{100 * value:.3g} %"
+
+
+def _power(value: float) -> int:
+    """The power of ten of the first digit."""
+    return math.floor(math.log10(abs(value))) if value else 0
+
+
+def _rounded(value: float, decimals: int) -> str:
+    text = f"{round(value, decimals):,.{max(0, min(decimals, 9))}f}"
+    return text.removeprefix("-") if not text.strip("-0.,") else text  # no minus before 0

@@ -1,0 +1,214 @@
+"""The parts of a report in HTML: scores with intervals, controls, and places for the figures that a script draws."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any, Protocol
+
+from posterity.report.html import facts, paragraph, section, wide
+from posterity.report.numbers import number, with_ends
+
+MEANINGS = {
+    "test_nll": "NLL, the negative log-likelihood, is how surprised the method was by the test rows: it grows when a "
+    "wrong answer was held for sure, and when a right one was doubted. Less is better, and a difference of 0.1 means "
+    "that a row was on average about 10 % less probable.",
+    "ece": "ECE, the expected calibration error, is how far confidence and accuracy lie apart: at 0.05, answers given "
+    "with 90 % confidence might be right 85 % of the time. 0 is ideal; a finite test set never quite gets there.",
+    "accuracy": "Accuracy is the share of the test rows whose most probable class was the right one. It does not see "
+    "how sure the method was.",
+    "auroc": "AUROC is the chance that a row of a class is given a larger probability of it than a row of another: 0.5 "
+    "is guessing, 1 is perfect. It does not depend on how frequent the classes are, nor on a threshold.",
+    "rmse": "RMSE, the root mean squared error, is the typical distance between the predicted mean and the target. "
+    "It does not see the intervals; NLL does.",
+    "r2": "R2 is the share of the targets' variance that the predicted means explain: 1 is perfect, and predicting the "
+    "mean of the test rows has 0.",
+    "coverage": "Coverage is the share of test rows whose target lies in its interval, of 95 % unless another level is "
+    "named. Below the level the intervals are too narrow, above it too wide.",
+}
+"""What each score says, in plain words."""
+
+
+class Score(Protocol):
+    """A column of the table: the key of its values, and its heading."""
+
+    @property
+    def key(self) -> str:
+        """The key of its values."""
+        ...
+
+    @property
+    def heading(self) -> str:
+        """The heading of the column."""
+        ...
+
+
+def scores_table(rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], best: Mapping[str, Sequence[str]]) -> str:
+    """The scores of baselines and methods, with their intervals; `best` has the words of the best rows by score.
+
+    A row has word, label, is_baseline, failed, reason, its scores by key, intervals, seconds, and starts_from.
+    """
+    headings = ["method", *(score.heading for score in scores), "seconds"]
+    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
+    body = []
+    for row in rows:
+        cells = [f'<th scope="row">{escape(row["label"])}</th>']
+        if row["failed"]:
+            cells.append(f'<td class="failed" colspan="{len(headings) - 1}">{escape(row["reason"])}</td>')
+        else:
+            cells += [_cell(row, score.key, row["word"] in best.get(score.key, ())) for score in scores]
+            seconds = row.get("seconds")
+            told = "-" if seconds is None else number(seconds, 2) if seconds >= 0.01 else "under 0.01"
+            cells.append(f"<td>{'+' * bool(row.get('starts_from'))}{told}</td>")
+        kind = ' class="baseline"' if row["is_baseline"] else ""
+        body.append(f"<tr{kind}>{''.join(cells)}</tr>")
+    lines = ["<table>", f"<thead><tr>{head}</tr></thead>", "<tbody>", *body, "</tbody>", "</table>"]
+    return wide("Scores", "\n".join(lines))
+
+
+def _cell(row: Mapping[str, Any], key: str, is_best: bool) -> str:
+    value, ends = with_ends(row[key], (row.get("intervals") or {}).get(key))
+    small = f"<small>{ends}</small>" if ends else ""
+    if not is_best:
+        return f"<td>{value}{small}</td>"
+    mark = '<span class="mark" aria-hidden="true">*</span><span class="unseen"> best</span>'
+    return f'<td class="best">{value}{mark}{small}</td>'
+
+
+def meanings(scores: Sequence[Score]) -> str:
+    """What the scores say, folded."""
+    told = "\n".join(paragraph(MEANINGS[score.key]) for score in scores if score.key in MEANINGS)
+    return f"<details>\n<summary>How to read these scores</summary>\n{told}\n</details>"
+
+
+def methods_chooser(methods: Sequence[tuple[str, str]], shown: Sequence[str]) -> str:
+    """Boxes to tick for the methods (word, label) that figures show; `shown` are ticked at first."""
+    boxes = (
+        f'<label><input type="checkbox" id="show-{escape(word)}"{" checked" * (word in shown)}>'
+        f'<span class="swatch c{index % 8}"></span>{escape(label)}</label>'
+        for index, (word, label) in enumerate(methods)
+    )
+    return (
+        '<fieldset class="controls sticky" id="methods" data-script hidden>\n<legend>Show</legend>\n'
+        + "\n".join(boxes)
+        + "\n</fieldset>\n<noscript><p>The figures of this page are drawn by its script, which is off."
+        "</p></noscript>"
+    )
+
+
+def _slider(name: str, label: str, least: int, most: int, value: int) -> str:
+    return (
+        f'<label for="{name}">{escape(label)}</label>\n'
+        f'<input type="range" id="{name}" min="{least}" max="{most}" step="1" value="{value}">\n'
+        f'<output id="{name}-shown" for="{name}"></output>'
+    )
+
+
+def _controls(*content: str) -> str:
+    return "\n".join(['<div class="controls" data-script hidden>', *content, "</div>"])
+
+
+def place(name: str, kind: str = "single") -> str:
+    """Where the script draws a figure, or panels side by side."""
+    return f'<div class="{kind}" data-figure="{escape(name)}"></div>'
+
+
+def numbers_sections(levels: Sequence[float], level: float, of_rows: str, *, has_line: bool) -> list[str]:
+    """Predictions of numbers: against the truth, coverage and sharpness, all moved by one slider of levels."""
+    start = min(range(len(levels)), key=lambda index: abs(levels[index] - level))
+    line = [
+        section(
+            "Over the input",
+            paragraph("The band should hold its level of new targets, and widen where there are no training rows."),
+            place("line", "panels"),
+        )
+    ]
+    return [
+        section(
+            "Predicted and true",
+            paragraph(f"{of_rows} On the dashed line predicted is true: intervals that miss it are drawn in another "
+                      "colour. The slider sets the level of all intervals on this page."),
+            _controls(_slider("level", "Level of the intervals", 0, len(levels) - 1, start)),
+            place("observed", "panels"),
+        ),
+        section(
+            "Coverage and sharpness",
+            paragraph("Intervals should hold as many targets as their level says, and be as narrow as that allows. "
+                      "Below the dashed line they are too narrow: the method is too sure."),
+            place("levels"),
+            '<div class="panels">\n' + place("coverage", "panel") + "\n" + place("width", "panel") + "\n</div>",
+        ),
+        *(line if has_line else ()),
+    ]  # fmt: skip
+
+
+def class_sections(classes: Sequence[str], of_rows: str, *, has_map: bool, most_confused: int = 12) -> list[str]:
+    """Predictions of classes: confidence at a temperature, what is decided, and what is confused."""
+    parts = [
+        section(
+            "Is confidence earned?",
+            paragraph(f"{of_rows} Each dot is a bin of rows, its area their number. On the dashed line confidence is "
+                      "what it claims to be; below it the method is too sure. A temperature above 1 makes every "
+                      "answer less sure. One that is chosen by these rows would flatter: choose it by other rows."),
+            _controls(_slider("temperature", "Temperature", -16, 16, 0)),
+            place("scaled"),
+            place("reliability", "panels"),
+            place("confidence", "panels"),
+        ),
+    ]  # fmt: skip
+    if len(classes) == 2:
+        costs = "\n".join(
+            f'<label for="{name}">{escape(label)}</label>\n<input type="number" id="{name}" min="0" step="any" '
+            f'value="1" inputmode="decimal">'
+            for name, label in (("alarm", "Cost of a false alarm"), ("miss", "Cost of a miss"))
+        )
+        parts.append(
+            section(
+                "What to decide",
+                paragraph(f"{classes[1]} is decided for where its probability is above the threshold. A false alarm is "
+                          f"{classes[0]} taken for {classes[1]}, a miss the other way round."),
+                _controls(_slider("threshold", "Threshold, in percent", 1, 99, 50), costs),
+                '<p class="note" data-figure="wise"></p>',
+                place("decided"),
+                place("costs"),
+            )
+        )  # fmt: skip
+    if len(classes) <= most_confused:
+        parts.append(
+            section(
+                "What is taken for what",
+                paragraph("Test rows by true class, one a line, and by most probable class, one a column."),
+                place("confusion", "panels" if len(classes) <= 4 else "single"),
+            )
+        )
+    if has_map:
+        parts.append(
+            section(
+                "Over the inputs",
+                paragraph("Colours reach well beyond the data: there, a method that knows its limits is less sure, and "
+                          "its colours are paler."),
+                place("map", "panels"),
+            )
+        )  # fmt: skip
+    return parts
+
+
+def by_method(heading: str, about: str, parts: Mapping[tuple[str, str], str]) -> str:
+    """A section with a part for each method (word, label), of which the script shows those that are ticked.
+
+    The first is open, others can be opened.
+    """
+    divided = (
+        f'<details data-method="{escape(word)}"{" open" * (at == 0)}>\n<summary><strong>{escape(label)}</strong>'
+        f"</summary>\n{content}\n</details>"
+        for at, ((word, label), content) in enumerate(parts.items())
+    )
+    return section(heading, paragraph(about) if about else "", *divided) if parts else ""
+
+
+def warnings(lines: Sequence[str]) -> str:
+    """What a reader must know before any number, one box each."""
+    return "\n".join(paragraph(line, "warning") for line in lines)
+
+
+def made_by(command: str, about: Mapping[str, str]) -> str:
+    """The command that made the page, with what and when."""
+    return section("Made by", f"<pre><code>{escape(command)}</code></pre>", facts(about))
