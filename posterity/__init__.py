@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from posterity.numerics import Key
     from posterity.posteriors import continued
     from posterity.posteriors.load import load
+    from posterity.posteriors.pretrained import from_pretrained
     from posterity.recipes.laplace import laplace
 
 __version__ = "0.1.0"
@@ -61,6 +62,7 @@ _MODULES = {
     "Tempering": "model",
     "as_data": "model",
     "continued": "posteriors",
+    "from_pretrained": "posteriors.pretrained",
     "infer": "inference",
     "laplace": "recipes.laplace",
     "load": "posteriors.load",
@@ -84,6 +86,7 @@ __all__ = [
     "errors",
     "estimators",
     "evidence",
+    "from_pretrained",
     "infer",
     "inference",
     "integrations",

@@ -22,6 +22,7 @@ from posterity.predictive.predictive import (
     between_zero_and_one,
     bisected_quantile,
     chosen_rows,
+    quantile_of_normals,
     rows,
 )
 
@@ -134,6 +135,8 @@ class DrawsPredictive(Predictive):
 
     def quantile(self, p: float) -> Tensor:
         between_zero_and_one("quantile: p", p)
+        if (known := self.normals) is not None:
+            return quantile_of_normals(*known, p).to(self.outputs.dtype)
         outputs = self.outputs.double()
         cdf = self.likelihood.cdf
         cdf(outputs, outputs.new_zeros(()))  # raises where there is none
