@@ -237,7 +237,7 @@ def other_cases() -> dict[str, Case]:
     double = rows_of(3, dtype=torch.float64)
     image = rows_of(1, 8, 8)
     return {
-        "swag-classes": Case(lambda: fitted(SWAG(epochs=4), Categorical(), 3), rows_of(3)),
+        "swag-classes": Case(lambda: fitted(SWAG(MAP(steps=60), every=2, rank=5), Categorical(), 3), rows_of(3)),
         "kronecker-classes": Case(lambda: fitted(laplace(Kronecker()), Categorical(), 3), rows_of(3)),
         "silu-regression": Case(lambda: fitted(laplace(), Gaussian(0.3), 1, mlp(1, nn.SiLU)), rows_of(3)),
         "gelu-classes": Case(lambda: fitted(laplace(), Categorical(), 3, mlp(3, nn.GELU)), rows_of(3)),

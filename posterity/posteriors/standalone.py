@@ -164,7 +164,8 @@ class Draws(Predictor):
 
     def _together(self, rows: Tensor) -> Tensor:
         """Return the outputs (S, N, D) of a chain of linear layers, one product for all draws of a layer."""
-        assert self._chain is not None and self.network is not None
+        assert self._chain is not None
+        assert self.network is not None
         names = {id(tensor): name for name, tensor in self.network.named_parameters()}
 
         def drawn(tensor: Tensor) -> Tensor:  # (S, ...)

@@ -11,7 +11,7 @@ from posterity.errors import shown
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.draws import DrawsPredictive
-from posterity.predictive.predictive import Predictive, between_zero_and_one, bisected_quantile, quantile_of_normals
+from posterity.predictive.predictive import Predictive, between_zero_and_one, bisected_quantile, quantiles_of_normals
 
 
 @final
@@ -115,11 +115,18 @@ class MixturePredictive(Predictive):
     def quantile(self, p: float) -> Tensor:
         between_zero_and_one("quantile: p", p)
         if (known := self.normals) is not None:
-            return quantile_of_normals(*known, p).to(self.parts[0].mean.dtype)
+            return quantiles_of_normals(*known, [p])[0].to(self.parts[0].mean.dtype)
         values = bisected_quantile(
             lambda y: self._average([_cdf(part, y) for part in self.parts]), self.mean, self.std, p
         )
         return values.to(self.parts[0].mean.dtype)
+
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        if (known := self.normals) is None:
+            return super().interval(level)
+        between_zero_and_one("interval: level", level)
+        lower, upper = quantiles_of_normals(*known, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
+        return lower.to(known[0].dtype), upper.to(known[0].dtype)
 
     def rows(self, index: Tensor | slice) -> "MixturePredictive":
         return MixturePredictive([part.rows(index) for part in self.parts], self.weights)

@@ -16,7 +16,7 @@ from posterity.predictive.predictive import (
     aligned,
     between_zero_and_one,
     chosen_rows,
-    quantile_of_normals,
+    quantiles_of_normals,
 )
 
 
@@ -101,7 +101,7 @@ class NormalsPredictive(Predictive):
 
     def quantile(self, p: float) -> Tensor:
         between_zero_and_one("quantile: p", p)
-        return quantile_of_normals(self._means, self._scales, p, self._weights).to(self._means.dtype)
+        return quantiles_of_normals(self._means, self._scales, [p], self._weights)[0].to(self._means.dtype)
 
     def rows(self, index: Tensor | slice) -> "NormalsPredictive":
         index = chosen_rows(index, self._means.device)

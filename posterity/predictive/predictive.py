@@ -236,28 +236,36 @@ def bisected_quantile(cdf: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor
     return upper
 
 
-def quantile_of_normals(means: Tensor, scales: Tensor, p: float, weights: Tensor | None = None) -> Tensor:
-    """The p-quantile (N, *event) of mixtures of S normals, means and scales (S, N, *event), in float64.
+def quantiles_of_normals(
+    means: Tensor, scales: Tensor, levels: Sequence[float], weights: Tensor | None = None
+) -> Tensor:
+    """Quantiles (Q, N, *event) of mixtures of S normals, means and scales (S, N, *event), in float64.
 
-    It lies between the least and the largest quantile of the components. Newton's method from their average halves
+    Each lies between the least and the largest quantile of the components. Newton's method from their average halves
     that bracket where a step leaves it, or is not half the one before: Press et al. (2007), section 9.4. It ends after
     a step of 1e-8 of the least scale, whose square is the error that is left. Where a scale is 0, or a number is not
     finite, it bisects. `weights` (S,) are equal by default.
 
-    >>> quantile_of_normals(torch.tensor([[-1.0], [1.0]]), torch.ones(2, 1), 0.5)
-    tensor([0.], dtype=torch.float64)
+    >>> quantiles_of_normals(torch.tensor([[-1.0], [1.0]]), torch.ones(2, 1), [0.5])
+    tensor([[0.]], dtype=torch.float64)
     """
-    means, scales = means.double(), scales.double().expand(means.shape)
+    means, scales = means.double().unsqueeze(1), scales.double().expand(means.shape).unsqueeze(1)  # (S, 1, N, *event)
     shares = means.new_full((len(means),), 1.0 / len(means)) if weights is None else weights.to(means)
 
     def average(values: Tensor) -> Tensor:
         return (shares @ values.flatten(1)).view(values.shape[1:])
 
-    ends = means + torch.special.ndtri(torch.tensor(p, dtype=torch.float64)).to(means) * scales
+    p = torch.tensor(levels, dtype=torch.float64).to(means.device).view(-1, *(1,) * (means.dim() - 2))
+    ends = means + torch.special.ndtri(p) * scales  # (S, Q, N, *event)
     if not bool(torch.isfinite(ends).all() & (scales > 0).all()):
-        mean = average(means)
-        std = average(scales.square() + (means - mean).square()).sqrt()
-        return bisected_quantile(lambda y: average(torch.special.ndtr((y - means) / scales)), mean, std, p)
+        mean = average(means)[0]
+        std = average(scales.square() + (means - mean).square())[0].sqrt()
+        return torch.stack(
+            [
+                bisected_quantile(lambda y: average(torch.special.ndtr((y - means) / scales))[0], mean, std, level)
+                for level in levels
+            ]
+        )
     lower, upper, value = ends.amin(0), ends.amax(0), average(ends)
     inverse, near = scales.reciprocal(), 1e-8 * scales.amin(0)
     densities = inverse / math.sqrt(2.0 * math.pi)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from posterity.cli.serving.batching import Batcher, Model
 from posterity.cli.serving.guard import Access, Guard
 from posterity.cli.serving.metrics import Metrics
 from posterity.cli.serving.rows import Asked, Reader, Refused
+from posterity.errors import PosterityError
 
 PATHS = ("/", "/predict", "/health", "/ready", "/metrics", "/docs", "/openapi.json")
 KINDS = ("application/json", "text/csv")
@@ -38,10 +39,12 @@ class Limits:
 
 def make_app(path: Path, run: Run, access: Access, limits: Limits, *, quiet: bool) -> Guard:
     """The server of a run, as an application of ASGI."""
-    metrics, reader, batcher = Metrics(), Reader(run, limits.rows), Batcher(Model(run), limits.window)
+    metrics, reader, model = Metrics(), Reader(run, limits.rows), Model(run)
+    batcher = Batcher(model, limits.window)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        _warm_up(model, reader)
         batcher.start()
         yield
         await batcher.stop()
@@ -117,6 +120,12 @@ def make_app(path: Path, run: Run, access: Access, limits: Limits, *, quiet: boo
         return _json({"error": "The server failed, and its log says where."}, 500)
 
     return guard
+
+
+def _warm_up(model: Model, reader: Reader) -> None:
+    """Let packages load what a first request needs, which takes half a second."""
+    with suppress(Refused, PosterityError):
+        model.answers([reader.read(json.dumps([dict.fromkeys(reader.columns)]).encode(), KINDS[0], None)])
 
 
 async def _body(request: Request, limits: Limits) -> bytes:
