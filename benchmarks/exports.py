@@ -81,7 +81,7 @@ assert not [name for name in sys.modules if name.partition(".")[0] in FORBIDDEN]
 print(json.dumps(away))
 """
 WITH_TORCH = f"""
-FORBIDDEN, SUFFIX, ROWS = {{"posterity", "onnx", "onnxscript", "onnxruntime"}}, ".pt2", {ROWS}
+FORBIDDEN, SUFFIX, ROWS = {{"posterity"}}, ".pt2", {ROWS}
 import torch
 def opened(file):
     return torch.export.load(file).module()

@@ -5,10 +5,10 @@
 A small network with 50 draws of NUTS, fitted to a table with numbers, a boolean and a category, is served in a process
 of its own; clients are in this one, on the loopback, and bounded in number and time.
 
-- Fuzz: 10,000 requests, most of them damaged (bodies, headers, methods, paths, bytes that are no HTTP). No status may be
-  500 or more, and the resident memory may grow by at most 4 MB over the last half.
+- Fuzz: 10,000 requests, most of them damaged (bodies, headers, methods, paths, bytes that are no HTTP). No status may
+  be 500 or more, and the resident memory may grow by at most 4 MB over the last half.
 - Load: two clients with keep-alive, one row a request, in turns of 300 requests with a plain server: FastAPI, a
-  pydantic model of the row, and the same 50 draws as one batched forward pass, that answers mean and standard deviation.
+  pydantic model of the row, and the same 50 draws as one batched forward pass; it answers mean and standard deviation.
   p99 is to be below 15 ms, and the throughput at least 0.6 of the plain server's.
 - Stop: four clients ask without pause when SIGTERM comes. The server must count as many answers as the clients received
   whole, all of them sound, and exit with 0.
@@ -245,6 +245,12 @@ def resident(process: subprocess.Popen[bytes]) -> float:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+def _cpu(process: subprocess.Popen[bytes]) -> float:
+    """The seconds of CPU that the process has taken."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def fuzz(run: Path, folder: Path, count: int, seed: int) -> dict[str, Any]:
     """Send damaged requests; return how many had which status, and the memory on the way."""
     fuzzer, statuses, memory = Fuzzer(seed), Counter[int](), list[float]()
@@ -291,10 +297,12 @@ def _turn(port: int, count: int) -> tuple[float, list[float]]:
 def load(run: Path, folder: Path, rounds: int) -> dict[str, Any]:
     """Measure both servers in turn; return latencies and throughputs."""
     by_hand = [sys.executable, "-c", f"from benchmarks.serve import plain; plain({str(run)!r})"]
-    with server(ours(run), folder) as (_, port), server(by_hand, folder) as (_, other):
+    with server(ours(run), folder) as (first, port), server(by_hand, folder) as (second, other):
         for place in (port, other):
             _turn(place, TURN)
+        before = [_cpu(process) for process in (first, second)]
         turns = [(_turn(port, TURN), _turn(other, TURN)) for _ in range(rounds)]
+        spent = [_cpu(process) - then for process, then in zip((first, second), before, strict=True)]
     result: dict[str, Any] = {}
     for index, name in enumerate(("posterity", "plain")):
         every = sorted(value for turn in turns for value in turn[index][1])
@@ -302,6 +310,7 @@ def load(run: Path, folder: Path, rounds: int) -> dict[str, Any]:
             "per_second": statistics.median(turn[index][0] for turn in turns),
             "p50_ms": 1000 * every[len(every) // 2],
             "p99_ms": 1000 * every[int(0.99 * len(every))],
+            "cpu_ms": 1000 * spent[index] / len(every),
         }
     result["throughput_ratio"] = statistics.median(own[0] / plain[0] for own, plain in turns)
     return result
@@ -359,12 +368,11 @@ def main() -> None:
         facts["fuzz"] = fuzz(run, folder, given.requests, given.seed)
     held = promises(facts)
     measured, ratio = facts["load"], facts["load"]["throughput_ratio"]
+    fuzzed, by_hand = facts["fuzz"], measured["plain"]
     notes = [
-        f"Fuzz: {given.requests:,} requests, by status {facts['fuzz']['statuses']} (0: closed without an answer); "
-        f"the memory grew by {facts['fuzz']['growth_mb']:.1f} MB over the last half, of {facts['fuzz']['memory_mb'][-1]:.0f}.",
-        f"Load: {measured['posterity']['per_second']:.0f} requests a second, median {measured['posterity']['p50_ms']:.1f} "
-        f"ms, p99 {measured['posterity']['p99_ms']:.1f} ms; the plain server {measured['plain']['per_second']:.0f}, "
-        f"{measured['plain']['p50_ms']:.1f} and {measured['plain']['p99_ms']:.1f} ms; throughput ratio {ratio:.2f}.",
+        f"Fuzz: {given.requests:,} requests, by status {fuzzed['statuses']} (0: closed without an answer); the memory "
+        f"grew by {fuzzed['growth_mb']:.1f} MB over the last half, of {fuzzed['memory_mb'][-1]:.0f}.",
+        f"Load: {_speeds(measured['posterity'])}; the plain server {_speeds(by_hand)}; throughput ratio {ratio:.2f}.",
         f"Stop: the server answered {facts['stop']['server']}, clients received {facts['stop']['clients']}; exit code "
         f"{facts['stop']['exit_code']}.",
         *(f"{'Held' if kept else 'BROKEN'}: {promise}." for promise, kept in held.items()),
@@ -372,6 +380,13 @@ def main() -> None:
     write("serve", [], context(given, ["fastapi", "uvicorn"]), facts, notes, given.results)
     if not all(held.values()):
         sys.exit("A promise is broken.")
+
+
+def _speeds(measured: dict[str, float]) -> str:
+    return (
+        f"{measured['per_second']:.0f} requests a second, median {measured['p50_ms']:.1f} ms, p99 "
+        f"{measured['p99_ms']:.1f} ms, {measured['cpu_ms']:.1f} ms of CPU each"
+    )
 
 
 def promises(facts: dict[str, Any]) -> dict[str, bool]:

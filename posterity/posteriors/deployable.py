@@ -44,6 +44,10 @@ class Deployable(ABC):
         before a last-layer posterior, and members of an ensemble, are there once). Batches may be of any size, if the
         network's own code has `x.shape[0]` and not `len(x)`. `export` writes such a program.
         """
+        return self.predictor(draws, seed=seed)
+
+    def predictor(self, draws: int | None = None, *, seed: int = 0) -> PredictiveModule:
+        """Return `module`, of a point too, whose `module` is the plain network."""
         if draws is not None:
             positive_whole("module: draws", draws)
         if not isinstance(self.joint, Joint):
@@ -76,7 +80,7 @@ class Deployable(ABC):
         from posterity.posteriors.programs import check_program_path, write_program
 
         check_program_path(path)
-        module = self.module(draws, seed=seed)
+        module = self.predictor(draws, seed=seed)
         joint = self.joint.as_joint("export")
         facts = {
             "posterior": type(self).__name__,

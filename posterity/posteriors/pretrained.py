@@ -85,8 +85,10 @@ def from_pretrained(
         if stored.config["format"] != FORMAT:
             raise BadFolder(f"Its format is {shown(stored.config['format'])}, and this is {FORMAT}. Upgrade posterity.")
         config: Any = stored.config["posterior"]
+        if not isinstance(config, dict):
+            raise BadFolder(f"Its posterior must be an object. Got {shown(config)}. Save it again.")
     given = {"likelihood": likelihood, "prior": prior}
-    return posterior_of(Part(dict(config), stored.tensors), model, repr(os.fspath(name)), given=given)
+    return posterior_of(Part(config, stored.tensors), model, repr(os.fspath(name)), given=given)
 
 
 def _local(name: str | os.PathLike[str], revision: str | None) -> Path:

@@ -176,8 +176,8 @@ def _check_equal(what: str, given: Mapping[str, Tensor], wanted: Mapping[str, Te
         if not torch.allclose(given[name].cpu(), tensor.cpu(), rtol=AGREES, atol=AGREES, equal_nan=True):
             away = float((given[name].cpu() - tensor.cpu()).abs().max())
             raise TypeError(
-                f"export: {what} does not predict as the posterior does: its {name!r} is off by {away:.2g}. The network "
-                "has an operation that is traced wrongly. Deploy q.save(...) and posterity.load."
+                f"export: {what} does not predict as the posterior does: its {name!r} is off by {away:.2g}. The "
+                "network has an operation that is traced wrongly. Deploy q.save(...) and posterity.load."
             )
 
 

@@ -101,7 +101,16 @@ def test_what_cannot_be_exported_says_why_and_what_to_do(tmp_path, monkeypatch):
 def test_a_program_that_predicts_otherwise_is_not_written(tmp_path, monkeypatch):
     from posterity.posteriors import programs
 
-    monkeypatch.setattr(programs, "AGREES", -1.0)
+    class Off(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, rows):
+            return {name: value + 2e-5 for name, value in self.module(rows).items()}
+
+    traced = programs._traced
+    monkeypatch.setattr(programs, "_traced", lambda module, rows: traced(Off(module), rows))
     with pytest.raises(TypeError, match="The program does not predict as the posterior does: its 'mean' is off by"):
         Point.of(nn.Linear(2, 1), Gaussian(0.1)).export(tmp_path / "m.pt2")
     assert not list(tmp_path.iterdir())

@@ -24,22 +24,22 @@ class TableModule(nn.Module):
     logarithm where that was modelled.
     """
 
-    mean: Tensor
-    scale: Tensor
-    fill: Tensor
+    column_mean: Tensor
+    column_scale: Tensor
+    column_fill: Tensor
 
     def __init__(self, part: nn.Module, fitted: Preprocessing) -> None:
         super().__init__()
         self.part = part
         rules = [rule for column in fitted.inputs for rule in _rules(column)]
         for name, index in (("mean", 0), ("scale", 1), ("fill", 2)):
-            self.register_buffer(name, torch.tensor([rule[index] for rule in rules], dtype=torch.float64))
+            self.register_buffer(f"column_{name}", torch.tensor([rule[index] for rule in rules], dtype=torch.float64))
         self._shift, self._unit = fitted.target.mean, fitted.target.scale
 
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
         """Return the predictions at rows of the table."""
-        known = torch.where(inputs.isnan(), self.fill, inputs)
-        values: dict[str, Tensor] = self.part(((known - self.mean) / self.scale).float())
+        known = torch.where(inputs.isnan(), self.column_fill, inputs)
+        values: dict[str, Tensor] = self.part(((known - self.column_mean) / self.column_scale).float())
         if "mean" not in values:
             return values
         return {"mean": values["mean"].double() * self._unit + self._shift, "std": values["std"].double() * self._unit}
@@ -95,7 +95,8 @@ def write_run(run: Path, opened: Run, path: Path, draws: int | None, seed: int) 
         target = "" if fitted is None else f" The target is {fitted.target.name}; the inputs are {inputs}."
         q.save_pretrained(path, scores=scores, data=f"They are of {config['data']}.{target}")
         return {**about, "path": str(path), "scores": scores}
-    module, rows = q.module(draws, seed=seed), example_rows(q.joint.as_joint("export"))
+    module: nn.Module = q.predictor(draws, seed=seed)
+    rows = example_rows(q.joint.as_joint("export"))
     facts: dict[str, Any] = {**about, "draws": "default" if draws is None else draws, "seed": seed}
     if fitted is not None:
         module, rows = TableModule(module, fitted), rows.double()

@@ -45,7 +45,6 @@ def make_app(path: Path, run: Run, access: Access, limits: Limits, *, quiet: boo
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         _warm_up(model, reader)
-        batcher.start()
         yield
         await batcher.stop()
 

@@ -11,6 +11,7 @@ from posterity.cli.frame.folders import Run
 from posterity.cli.frame.predictions import predicted_columns
 from posterity.cli.serving.rows import Asked
 from posterity.posteriors import Posterior
+from posterity.posteriors.standalone import PredictiveModule
 from posterity.predictive import Predictive
 
 MOST_ROWS = 8192
@@ -30,9 +31,9 @@ class Model:
     def __init__(self, run: Run) -> None:
         """Take the run."""
         self.run = run
-        self._module: Any = None
+        self._module: PredictiveModule | None = None
         if isinstance(run.posterior, Posterior) and run.posterior.by_draws:
-            self._module = run.posterior.module()
+            self._module = run.posterior.predictor()
 
     def predict(self, inputs: torch.Tensor) -> Predictive:
         """The predictive of `posterity predict` at encoded inputs (N, D)."""
@@ -75,10 +76,6 @@ class Batcher:
         self.arriving = 0
         self.passes = 0
 
-    def start(self) -> None:
-        """Begin to answer."""
-        self._task = asyncio.create_task(self._run())
-
     async def stop(self) -> None:
         """Stop, when all requests have been answered."""
         if self._task is not None:
@@ -87,6 +84,8 @@ class Batcher:
 
     def ask(self, asked: Asked) -> Awaitable[dict[str, list[Any]]]:
         """Queue a request; its predictions are awaited."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
         waiting = Waiting(asked, asyncio.get_running_loop().create_future())
         self._queue.put_nowait(waiting)
         return waiting.answer
