@@ -63,9 +63,11 @@ def described(fitted: Preprocessing) -> list[dict[str, str]]:
             elif column.kind == "category":
                 said = f"1 where the {column.part or 'field'} is {name.removeprefix(f'{column.label}=')}, else 0"
             elif column.kind == "boolean":
-                said = f"1 or 0, for {' or '.join(column.categories)}" if column.categories else "1 or 0"
+                said = f"1 where the field is {column.categories[1]}, else 0" if column.categories else "1 or 0"
+            elif column.part:
+                said = f"the {column.part} of the date"
             else:
-                said = f"the {column.part} of the date" if column.part else "the number, nan where it is missing"
+                said = "the number" + ", divided by 100" * (column.sign == "%") + ", nan where it is missing"
             rows.append({"name": name, "column": column.name, "value": said})
     return rows
 
