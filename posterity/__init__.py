@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from posterity.numerics import Key
     from posterity.posteriors import continued
     from posterity.posteriors.load import load
+    from posterity.posteriors.pretrained import from_pretrained
     from posterity.recipes.laplace import laplace
 
 __version__ = "0.1.0"
@@ -62,6 +63,7 @@ _MODULES = {
     "Tempering": "model",
     "as_data": "model",
     "continued": "posteriors",
+    "from_pretrained": "posteriors.pretrained",
     "infer": "inference",
     "laplace": "recipes.laplace",
     "load": "posteriors.load",
@@ -85,6 +87,7 @@ __all__ = [
     "errors",
     "estimators",
     "evidence",
+    "from_pretrained",
     "infer",
     "inference",
     "integrations",

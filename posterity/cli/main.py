@@ -16,10 +16,12 @@ from posterity.cli.verbs.compare import compare
 from posterity.cli.verbs.data import data
 from posterity.cli.verbs.doctor import doctor
 from posterity.cli.verbs.evaluate import evaluate
+from posterity.cli.verbs.export import export
 from posterity.cli.verbs.fit import fit
 from posterity.cli.verbs.penalty.command import penalty
 from posterity.cli.verbs.plan import plan
 from posterity.cli.verbs.predict import predict
+from posterity.cli.verbs.serve import serve
 from posterity.cli.verbs.study import study
 
 USAGE = 2
@@ -48,12 +50,22 @@ EXAMPLES = {
         "posterity evaluate run --data later.csv --json",
         "posterity evaluate run --costs 1,5",
     ),
+    "export": (
+        "posterity export run model.onnx",
+        "posterity export run model.pt2 --draws 50",
+        "posterity export run folder",
+    ),
+    "serve": (
+        "posterity serve run",
+        "posterity serve run --port 8080",
+        "POSTERITY_TOKEN=... posterity serve run --host 0.0.0.0 --allow-host model.example.org",
+    ),
     "plan": (
         "posterity plan two-moons --hidden 500,500",
         "posterity plan houses.csv --target price --methods laplace --structure kronecker",
     ),
 }
-for verb in (compare, fit, predict, evaluate, plan, penalty, data, doctor):
+for verb in (compare, fit, predict, evaluate, export, serve, plan, penalty, data, doctor):
     examples = EXAMPLES.get(verb.__name__)
     app.command(epilog="\n\n".join(("Examples:", *examples)) if examples else None)(verb)
 app.add_typer(study, name="study")

@@ -109,6 +109,7 @@ def read_table(
     encoding: str | None = None,
     thousands: str | None = None,
     dates: Literal["day-first", "month-first"] | None = None,
+    data: bytes | None = None,
 ) -> Table:
     """Read a table from a text file, exactly as written; raises BadData that names the line or column at fault.
 
@@ -125,7 +126,8 @@ def read_table(
     the first line names the columns) and `encoding` are inferred where they are not given; `notes` says what is
     unusual. `thousands` is the mark between groups of three digits: one of `,`, `.`, `'`, `_` and a space. A percent or
     currency sign that all fields of a column have does not count, but for a division by 100. `dates` says whether days
-    or months come first in dates such as 1/2/2020, where none tells.
+    or months come first in dates such as 1/2/2020, where none tells. `data` is the content of the file, where it is in
+    memory already; `path` then only names it.
 
     A field is missing if it is empty or exactly NA, N/A, n/a, NaN, nan, null, NULL, None or ?. Spaces around fields
     do not count. A column is boolean if it has both words of true/false, yes/no or t/f, in any case, and no other.
@@ -144,7 +146,7 @@ def read_table(
         raise ValueError(f"read_table: dates must be day-first, month-first or None. Got {shown(dates)}.")
     path, targets = Path(path), _targets(target)
     decimal = decimal or {".": ",", ",": "."}.get(thousands or "")
-    data = unpacked(content(path), path)
+    data = unpacked(content(path) if data is None else data, path)
     sheet = typed_sheet(data, path, header)
     if sheet is not None:
         table = _typed(sheet, path, "file", targets)

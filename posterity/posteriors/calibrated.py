@@ -156,6 +156,10 @@ class Calibrated(Posterior):
     def drawn_functions(self, draws: int, key: Key) -> Evaluation:
         return self.posterior.drawn_functions(draws, key)
 
+    @property
+    def by_draws(self) -> bool:
+        return self.posterior.by_draws
+
     def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
         return ScaledProbabilities(self.posterior.standalone(draws, share, key), self.scaling)
 

@@ -20,6 +20,7 @@ from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 from posterity.posteriors.functions import Evaluation
 from posterity.posteriors.gaussian import LARGE, Gaussian, OfGaussian
+from posterity.posteriors.linear_chains import ChainMoments, differentiable_chain
 from posterity.posteriors.standalone import LastLayer, last_layer_of, module_at
 from posterity.precisions.dense import Dense
 from posterity.precisions.low_rank import LowRank
@@ -69,6 +70,10 @@ class Linearized(OfGaussian):
     joint: Problem
     gaussian: Gaussian
 
+    @property
+    def by_draws(self) -> bool:
+        return False
+
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """Outputs of linear functions with weight draws that all rows share, (S, N, *event)."""
         assert isinstance(self.joint, Joint)
@@ -98,17 +103,26 @@ class Linearized(OfGaussian):
         return torch.cat(parts, dim=1)
 
     def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
-        """The last layer alone: derivatives in other weights are not traced for batches of any size."""
-        joint, gaussian = self.joint.as_joint("module"), self.gaussian
+        """The last layer, or a plain chain of linear layers: other derivatives are not traced."""
+        joint, gaussian, count = self.joint.as_joint("module"), self.gaussian, self.prediction_draws(draws, share)
         slices = joint.random_slices
         head = last_layer_of(joint.network, [part.name for part in slices])
-        if head is None or sum(part.size for part in slices) != joint.num_random:
-            raise TypeError(
-                "module: a linearised posterior must be over a last linear or convolutional layer. Got one over other "
-                "weights, whose derivatives are not traced. Use Laplace(subset=LastLayer()), or "
-                "q.gaussian.module(draws=...), which draws weights of the network and often underfits."
+        chain = differentiable_chain(joint.network)
+        inner = head is not None and chain and chain.layers[-1] is not joint.network.module.get_submodule(head)
+        if head is None or inner or sum(part.size for part in slices) != joint.num_random:
+            if chain is None:
+                raise TypeError(
+                    "module: a linearised posterior must be over a last linear or convolutional layer, or over a plain "
+                    "chain of linear layers and activations (ReLU, Tanh, Sigmoid, GELU, SiLU). Got one over other "
+                    "weights, whose derivatives are not traced. Use Laplace(subset=LastLayer()), or q.gaussian.module, "
+                    "which draws weights of the network and often underfits."
+                )
+            deviations = gaussian.deviations(count, key, gaussian.mean.dtype)
+            mean = gaussian.mean[: joint.network.layout.size]
+            return ChainMoments(
+                joint.network, joint.likelihood, mean, gaussian.precision, deviations, joint.random_indices
             )
-        theta = gaussian.sample(self.prediction_draws(draws, share), key)
+        theta = gaussian.sample(count, key)
         views = joint.network.layout.unflatten(theta)
         drawn = {part.name.rpartition(".")[2]: views[part.name] for part in slices}
         module = module_at(joint.network, gaussian.mean, gaussian.buffers)

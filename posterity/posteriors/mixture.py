@@ -253,6 +253,10 @@ class Mixture(Posterior):
         spread = torch.stack([spread for _, spread in known]) + between
         return mean, torch.einsum("k,k...->...", shares, spread)
 
+    @property
+    def by_draws(self) -> bool:
+        return all(component.by_draws for component in self.posteriors)
+
     def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
         each = enumerate(zip(self.posteriors, self.shares.tolist(), strict=True))
         parts = [component.standalone(draws, share * own, key.fold(index)) for index, (component, own) in each]

@@ -3,13 +3,13 @@
 import logging
 import os
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from posterity.datasets.shards import Shards
@@ -26,8 +26,8 @@ from posterity.model.tempering import Tempering
 from posterity.numerics.brief import brief, brief_module
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
+from posterity.posteriors.deployable import Deployable
 from posterity.posteriors.functions import Evaluation, Functions
-from posterity.posteriors.standalone import PredictiveModule
 from posterity.predictive import (
     ClassPredictive,
     Integrator,
@@ -75,7 +75,7 @@ class Prediction(NamedTuple):
     joint: bool
 
 
-class Posterior(ABC):
+class Posterior(Deployable):
     """A distribution over functions, from which network outputs can be drawn.
 
     Subclasses are frozen dataclasses whose first field is the fitted `joint`; all other fields hold numbers, tensors
@@ -364,28 +364,6 @@ class Posterior(ABC):
                 yield cut, example, total
         if not total:
             raise BadData("The inputs have no rows. Pass at least one.")
-
-    def module(self, draws: int | None = None, *, seed: int = 0) -> nn.Module:
-        """Return the predictions as a plain module, of draws that are fixed: for deployment, and for `torch.export`.
-
-        It takes inputs as `predict` does and returns a dict: "mean" and "std" of regression, or "probs", "entropy" and
-        "mutual_information" of classes. They are those of `predict(inputs, draws=draws, seed=seed)`, to rounding. A
-        last-layer Laplace posterior has moments in closed form, and probabilities by its default integrator; the mutual
-        information is that of its draws. A traced program holds the network once for each draw, so that 20 to 50 draws
-        suit it (the layers before a last-layer posterior, and members of an ensemble, are there once). Batches may be
-        of any size, if the network's own code has `x.shape[0]` and not `len(x)`:
-        `torch.export.export(q.module(draws=30), (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))`.
-        """
-        if draws is not None:
-            positive_whole("module: draws", draws)
-        if not isinstance(self.joint, Joint):
-            raise TypeError("module needs the posterior of a Joint: a Density has no module.")
-        self._alone()
-        return PredictiveModule(self.standalone(draws, 1.0, Key(seed)))
-
-    def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
-        """Return the part of `module` that predicts a `Summary`, with this share of the draws."""
-        raise TypeError(f"module: {type(self).__name__} has no draws of weights to fix. Use predict.")
 
     def lines(self) -> list[str]:
         """The lines of the repr after the first: the problem, then what is special to the kind of posterior."""

@@ -51,6 +51,10 @@ class Propagated(OfGaussian):
     def drawn_functions(self, draws: int, key: Key) -> Evaluation:
         return self.gaussian.drawn_functions(draws, key)
 
+    @property
+    def by_draws(self) -> bool:
+        return False
+
     def standalone(self, draws: int | None, share: float, key: Key) -> nn.Module:
         joint = self.joint.as_joint("module")
         if joint.likelihood.link != "identity":

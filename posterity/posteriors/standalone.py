@@ -13,11 +13,13 @@ from posterity.likelihoods.bernoulli import labels_only
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.batch import Inputs, map_inputs
 from posterity.model.dropout_sites import DropoutSites
+from posterity.model.layer_chains import linear_chain
 from posterity.model.module import copied
 from posterity.model.network import Buffers, Network
 from posterity.numerics.dropout import Dropping, NoMasks, NumberedMasks
 from posterity.posteriors.moments import Chain, forward
 from posterity.precisions.precision import Precision
+from posterity.predictive import Predictive, from_outputs, mixed
 from posterity.predictive.probit import shrunk
 from posterity.predictive.quadrature import probit_gaussian, sigmoid_gaussian_rows
 from posterity.predictive.scaling import LEAST, Scaling
@@ -81,6 +83,25 @@ class Predictor(nn.Module):
             return cast(Tensor, self.network(*args, **named))
         return cast(Tensor, torch.func.functional_call(self.network, dict(tensors), args, named))
 
+    def predictive(self, inputs: Inputs) -> Predictive | None:
+        """Return the predictive of the posterior by the draws that are fixed here; None where it is not by draws."""
+        return None
+
+    def of_moments(self, outputs: Tensor, variance: Tensor, drawn: Tensor | None) -> Summary:
+        """Return the summary of Gaussian outputs (N, D), by the integrators that `predict` takes by default.
+
+        `variance` (N, D) is that of the outputs, or (N, 1) that of the difference of two logits. The mutual information
+        of classes is that of the outputs `drawn` (S, N, D), which regression does not need.
+        """
+        likelihood = self.likelihood
+        if likelihood.link == "identity":
+            return Summary(outputs, likelihood.variance(outputs), variance.to(outputs.dtype))
+        assert drawn is not None
+        probs = _integrated(likelihood, outputs.double(), variance)
+        mean, within, _ = self.of_draws(drawn)
+        information = (torch.special.entr(mean).sum(1) - within).clamp_min(0.0)
+        return Summary(probs, (torch.special.entr(probs).sum(1) - information).clamp_min(0.0), None)
+
     def of_draws(self, outputs: Tensor) -> Summary:
         """Return the summary of outputs (S, N, *event)."""
         likelihood = self.likelihood
@@ -91,6 +112,20 @@ class Predictor(nn.Module):
         means, variances = likelihood.mean(outputs), likelihood.variance(outputs)
         mean = means.mean(0)
         return Summary(mean, variances.mean(0), (means - mean).square().mean(0))
+
+
+def _integrated(likelihood: Likelihood, logits: Tensor, variance: Tensor) -> Tensor:
+    """Return E p(y | f) by the integrators that `predict` takes by default, from logits (N, D)."""
+    if likelihood.link == "softmax" and logits.shape[1] == 2:
+        logits, variance = logits[:, 1] - logits[:, 0], variance[:, 0]
+    elif likelihood.link == "softmax":
+        return shrunk(logits, variance).softmax(1)
+    else:
+        logits, variance = labels_only(logits, leading=1), labels_only(variance, leading=1)
+    flat = variance.reshape(-1)
+    integral = probit_gaussian if likelihood.link == "probit" else sigmoid_gaussian_rows
+    each = [integral(sign * logits.reshape(-1), flat).reshape(logits.shape) for sign in (-1.0, 1.0)]
+    return torch.stack(each, dim=1)
 
 
 @final
@@ -108,13 +143,45 @@ class Draws(Predictor):
         for name, tensor in {**network.layout.unflatten(theta), **each}.items():
             self.register_buffer(self._draws[name], tensor.detach().contiguous().clone())
         self.draws = len(theta)
+        assert self.network is not None
+        self._chain = None if each else linear_chain(self.network)
 
     def weights(self, draw: int) -> dict[str, Tensor]:
         """Return the weights and buffers of a draw by name."""
         return {name: getattr(self, own)[draw] for name, own in self._draws.items()}
 
     def forward(self, inputs: Inputs) -> Summary:
-        return self.of_draws(torch.stack([self.called(inputs, self.weights(draw)) for draw in range(self.draws)]))
+        return self.of_draws(self.outputs(inputs))
+
+    def predictive(self, inputs: Inputs) -> Predictive:
+        return from_outputs(self.likelihood, self.outputs(inputs))
+
+    def outputs(self, inputs: Inputs) -> Tensor:
+        """Return the outputs (S, N, *event) of all draws."""
+        if self._chain is not None and self._chain.takes(inputs, per_member=False):
+            return self._together(cast(Tensor, inputs))
+        return torch.stack([self.called(inputs, self.weights(draw)) for draw in range(self.draws)])
+
+    def _together(self, rows: Tensor) -> Tensor:
+        """Return the outputs (S, N, D) of a chain of linear layers, one product for all draws of a layer."""
+        assert self._chain is not None
+        assert self.network is not None
+        names = {id(tensor): name for name, tensor in self.network.named_parameters()}
+
+        def drawn(tensor: Tensor) -> Tensor:  # (S, ...)
+            name = names[id(tensor)]
+            own: Tensor = getattr(self, self._draws[name]) if name in self._draws else tensor
+            return own.expand(self.draws, *tensor.shape)
+
+        values = rows.expand(self.draws, *rows.shape)
+        for layer in self._chain.layers:
+            if not isinstance(layer, nn.Linear):
+                values = layer(values)
+            elif layer.bias is None:
+                values = torch.bmm(values, drawn(layer.weight).mT)
+            else:
+                values = torch.baddbmm(drawn(layer.bias).unsqueeze(1), values, drawn(layer.weight).mT)
+        return values
 
 
 @final
@@ -189,7 +256,6 @@ class LastLayer(Predictor):
 
     def forward(self, inputs: Inputs) -> Summary:
         features, outputs = self._features(inputs)
-        likelihood = self.likelihood
         if self.covariances is None or features.dim() != 2:  # labels at positions
             return self.of_draws(self._drawn(features))
         phi, covariances = features.double(), self.covariances.double()
@@ -197,25 +263,8 @@ class LastLayer(Predictor):
             ones = torch.ones_like(phi[:, :1])
             phi = torch.cat([ones, phi] if self._drawn_names[0] == "bias" else [phi, ones], dim=-1)
         variance = ((phi @ covariances) * phi).sum(-1).T.clamp_min(0.0)  # (N, D), of phi_n^T covariance_d phi_n
-        if likelihood.link == "identity":
-            return Summary(outputs, likelihood.variance(outputs), variance.to(outputs.dtype))
-        probs = self._probs(outputs.double(), variance)
-        drawn, within, _ = self.of_draws(self._drawn(features))
-        information = (torch.special.entr(drawn).sum(1) - within).clamp_min(0.0)
-        return Summary(probs, (torch.special.entr(probs).sum(1) - information).clamp_min(0.0), None)
-
-    def _probs(self, logits: Tensor, variance: Tensor) -> Tensor:
-        """Return E p(y | f) by the integrators that `predict` takes by default, from logits (N, D)."""
-        if self._pair:
-            logits, variance = logits[:, 1] - logits[:, 0], variance[:, 0]
-        elif self.likelihood.link == "softmax":
-            return shrunk(logits, variance).softmax(1)
-        else:
-            logits, variance = labels_only(logits, leading=1), labels_only(variance, leading=1)
-        flat = variance.reshape(-1)
-        integral = probit_gaussian if self.likelihood.link == "probit" else sigmoid_gaussian_rows
-        each = [integral(sign * logits.reshape(-1), flat).reshape(logits.shape) for sign in (-1.0, 1.0)]
-        return torch.stack(each, dim=1)
+        drawn = None if self.likelihood.link == "identity" else self._drawn(features)
+        return self.of_moments(outputs, variance, drawn)
 
     def _features(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Return the inputs of the last layer and its outputs, which must be those of the network."""
@@ -282,6 +331,12 @@ class Mixed(nn.Module):
         spreads = [part.between + (part.centre - centre).square() for part in each if part.between is not None]
         return Summary(centre, within, self._mean(spreads) if spreads else None)
 
+    def predictive(self, inputs: Inputs) -> Predictive | None:
+        """Return the mixture of the parts' predictives; None where a part has none."""
+        each: list[Predictive | None] = [cast(Predictor, part).predictive(inputs) for part in self.parts]
+        known = [pred for pred in each if pred is not None]
+        return mixed(known, torch.tensor(self._shares, dtype=torch.float64)) if len(known) == len(each) else None
+
     def _mean(self, values: Sequence[Any]) -> Any:
         return sum(share * value for share, value in zip(self._shares, values, strict=True))
 
@@ -293,6 +348,11 @@ class ScaledProbabilities(nn.Module):
         super().__init__()
         self.part = part
         self._scaling = scaling
+
+    def predictive(self, inputs: Inputs) -> Predictive | None:
+        """Return the scaled predictive of the part; None where it has none."""
+        pred: Predictive | None = cast(Predictor, self.part).predictive(inputs)
+        return None if pred is None else self._scaling.apply(pred)
 
     def forward(self, inputs: Inputs) -> Summary:
         centre, within, _ = self.part(inputs)
@@ -314,6 +374,10 @@ class PredictiveModule(nn.Module):
         super().__init__()
         self.part = part
         self.training = False
+
+    def predictive(self, inputs: Inputs) -> Predictive | None:
+        """Return what `predict` gives by the draws that are fixed here; None where it is not by draws."""
+        return cast(Predictor, self.part).predictive(inputs)
 
     def train(self, mode: bool = True) -> "PredictiveModule":
         """Return the module as it is."""

@@ -22,6 +22,7 @@ from posterity.predictive.predictive import (
     between_zero_and_one,
     bisected_quantile,
     chosen_rows,
+    quantiles_of_normals,
     rows,
 )
 
@@ -134,11 +135,20 @@ class DrawsPredictive(Predictive):
 
     def quantile(self, p: float) -> Tensor:
         between_zero_and_one("quantile: p", p)
+        if (known := self.normals) is not None:
+            return quantiles_of_normals(*known, [p])[0].to(self.outputs.dtype)
         outputs = self.outputs.double()
         cdf = self.likelihood.cdf
         cdf(outputs, outputs.new_zeros(()))  # raises where there is none
         quantile = bisected_quantile(lambda y: cdf(outputs, y).mean(0), self.mean, self.std, p)
         return quantile.to(self.outputs.dtype)
+
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        if (known := self.normals) is None:
+            return super().interval(level)
+        between_zero_and_one("interval: level", level)
+        lower, upper = quantiles_of_normals(*known, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
+        return lower.to(self.outputs.dtype), upper.to(self.outputs.dtype)
 
     def rows(self, index: Tensor | slice) -> "DrawsPredictive":
         index = chosen_rows(index, self.outputs.device)

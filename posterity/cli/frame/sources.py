@@ -313,7 +313,11 @@ def own_source(path: Path, config: dict[str, Any], preprocessing: Preprocessing)
 
 def other_source(path: Path, preprocessing: Preprocessing, reading: ReadingOptions, *, targets: bool) -> Source:
     """The rows of another file for a run: every row without `targets`, else those that have one."""
-    table = read_table(path, **as_json(reading))
+    return source_of_table(read_table(path, **as_json(reading)), path, preprocessing, targets=targets)
+
+
+def source_of_table(table: Table, path: Path, preprocessing: Preprocessing, *, targets: bool) -> Source:
+    """The rows of a table for a run, as `other_source` gives them."""
     if targets:
         try:
             table.column(preprocessing.target.name)

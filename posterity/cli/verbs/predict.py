@@ -1,6 +1,5 @@
 """`posterity predict`: the predictions of a finished run, as a table."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +9,13 @@ import typer
 
 from posterity.cli.frame import options as o
 from posterity.cli.frame.output import UsageError, log, option_values, print_json
+from posterity.cli.frame.predictions import by_output, csv_text, json_value, predicted_columns
 from posterity.cli.frame.spread import command
 from posterity.options import check, option, refused
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from posterity.cli.frame.folders import Run
     from posterity.cli.frame.sources import Source
-    from posterity.predictive.predictive import Predictive
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -91,7 +88,7 @@ def predict(
     rows, config = source.data, opened.config
     inputs = _inputs(source)
     level = intervals.probability
-    predicted = _predicted(
+    predicted = predicted_columns(
         source, config["classes"], opened.posterior.predict(rows.test.inputs), level, wanted.quantiles
     )
     if intervals.conformal:
@@ -100,10 +97,10 @@ def predict(
         predicted["outside"] = columns_outside
     columns = {**inputs, **{_free(name, inputs): values for name, values in predicted.items()}}
     if out is not None:
-        write_file(out, _csv(columns).encode())
+        write_file(out, csv_text(columns).encode())
         log(f"{len(rows.test)} predictions in {out}", quiet=as_json)
     if as_json:
-        table = [[_json(value) for value in row] for row in zip(*columns.values(), strict=True)]
+        table = [[json_value(value) for value in row] for row in zip(*columns.values(), strict=True)]
         print_json(
             {
                 "run": str(run),
@@ -117,7 +114,7 @@ def predict(
             indent=None,
         )
     elif out is None:
-        print(_csv(columns), end="")
+        print(csv_text(columns), end="")
 
 
 def _inputs(source: "Source") -> dict[str, list[Any]]:
@@ -125,32 +122,6 @@ def _inputs(source: "Source") -> dict[str, list[Any]]:
     if source.table is not None:
         return {column.name: list(column.fields) for column in source.table.rows(source.test).columns}
     return {f"x{index}": column.tolist() for index, column in enumerate(source.data.test.inputs.T, start=1)}
-
-
-def _predicted(
-    source: "Source", classes: list[str] | None, predictive: "Predictive", level: float, quantiles: Sequence[float]
-) -> dict[str, list[Any]]:
-    """What is predicted, by column, in the units and with the class names of the training rows."""
-    if classes is None:
-        predictive, _, scale = source.own_units(predictive)
-        shift = 0.0 if source.log_target else source.shift
-        lower, upper = (end.double() * scale + shift for end in predictive.interval(level))
-        columns: dict[str, list[Any]] = {
-            **_outputs("mean", predictive.mean.double() * scale + shift),
-            **_outputs("std", predictive.std.double() * scale),
-            **_outputs("lower", lower),
-            **_outputs("upper", upper),
-            **_outputs("aleatoric_std", predictive.aleatoric.double().clamp_min(0.0).sqrt() * scale),
-            **_outputs("epistemic_std", predictive.epistemic.double().clamp_min(0.0).sqrt() * scale),
-        }
-        for p in quantiles:
-            columns.update(_outputs(f"q{p:g}", predictive.quantile(p).double() * scale + shift))
-        return columns
-    columns = {f"p_{name}": column.tolist() for name, column in zip(classes, predictive.probs.T, strict=True)}
-    columns["prediction"] = [classes[index] for index in predictive.probs.argmax(-1).tolist()]
-    columns["entropy"] = predictive.entropy.tolist()
-    columns["aleatoric"], columns["epistemic"] = predictive.aleatoric.tolist(), predictive.epistemic.tolist()
-    return columns
 
 
 def _conformal(run: Path, opened: "Run", source: "Source", level: float) -> dict[str, list[Any]]:
@@ -163,16 +134,11 @@ def _conformal(run: Path, opened: "Run", source: "Source", level: float) -> dict
     if isinstance(conformal, ConformalIntervals):
         ends = conformal.interval(predictives, level)
         lower, upper = (end.exp() for end in ends) if source.log_target else ends
-        return {**_outputs("conformal_lower", lower), **_outputs("conformal_upper", upper)}
+        return {**by_output("conformal_lower", lower), **by_output("conformal_upper", upper)}
     assert isinstance(conformal, ConformalSets)
     names: Sequence[str] = opened.config["classes"]
     sets = conformal.sets(predictives, level).tolist()
     return {"conformal_set": ["|".join(n for n, kept in zip(names, row, strict=True) if kept) for row in sets]}
-
-
-def _json(value: Any) -> Any:
-    """The value, or None for a number that JSON does not have."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _free(name: str, taken: dict[str, list[Any]]) -> str:
@@ -180,21 +146,3 @@ def _free(name: str, taken: dict[str, list[Any]]) -> str:
     while name in taken:
         name = f"predicted_{name}"
     return name
-
-
-def _outputs(name: str, values: "Tensor") -> dict[str, list[float]]:
-    """One column for each output, numbered where there are several."""
-    several = values.shape[1] > 1
-    return {f"{name}{index}" if several else name: column.tolist() for index, column in enumerate(values.T, start=1)}
-
-
-def _csv(columns: dict[str, list[Any]]) -> str:
-    import csv
-    import io
-
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in zip(*columns.values(), strict=True):
-        writer.writerow(f"{value:.9g}" if isinstance(value, float) else value for value in row)
-    return text.getvalue()

@@ -1,0 +1,60 @@
+"""Predictions of rows as columns, of text and of JSON: what `predict` prints and `serve` answers."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from posterity.cli.frame.sources import Source
+    from posterity.predictive.predictive import Predictive
+
+
+def predicted_columns(
+    source: "Source", classes: list[str] | None, predictive: "Predictive", level: float, quantiles: Sequence[float]
+) -> dict[str, list[Any]]:
+    """What is predicted, by column, in the units and with the class names of the training rows."""
+    if classes is None:
+        predictive, _, scale = source.own_units(predictive)
+        shift = 0.0 if source.log_target else source.shift
+        lower, upper = (end.double() * scale + shift for end in predictive.interval(level))
+        columns: dict[str, list[Any]] = {
+            **by_output("mean", predictive.mean.double() * scale + shift),
+            **by_output("std", predictive.std.double() * scale),
+            **by_output("lower", lower),
+            **by_output("upper", upper),
+            **by_output("aleatoric_std", predictive.aleatoric.double().clamp_min(0.0).sqrt() * scale),
+            **by_output("epistemic_std", predictive.epistemic.double().clamp_min(0.0).sqrt() * scale),
+        }
+        for p in quantiles:
+            columns.update(by_output(f"q{p:g}", predictive.quantile(p).double() * scale + shift))
+        return columns
+    columns = {f"p_{name}": column.tolist() for name, column in zip(classes, predictive.probs.T, strict=True)}
+    columns["prediction"] = [classes[index] for index in predictive.probs.argmax(-1).tolist()]
+    columns["entropy"] = predictive.entropy.tolist()
+    columns["aleatoric"], columns["epistemic"] = predictive.aleatoric.tolist(), predictive.epistemic.tolist()
+    return columns
+
+
+def json_value(value: Any) -> Any:
+    """The value, or None for a number that JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def by_output(name: str, values: "Tensor") -> dict[str, list[float]]:
+    """One column for each output, numbered where there are several."""
+    several = values.shape[1] > 1
+    return {f"{name}{index}" if several else name: column.tolist() for index, column in enumerate(values.T, start=1)}
+
+
+def csv_text(columns: Mapping[str, Sequence[Any]]) -> str:
+    """The columns as lines of CSV, numbers with nine digits."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in zip(*columns.values(), strict=True):
+        writer.writerow(f"{value:.9g}" if isinstance(value, float) else value for value in row)
+    return text.getvalue()

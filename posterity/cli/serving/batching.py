@@ -1,0 +1,131 @@
+"""Concurrent requests gathered into one forward pass."""
+
+import asyncio
+from collections.abc import Awaitable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+
+from posterity.cli.frame.folders import Run
+from posterity.cli.frame.predictions import predicted_columns
+from posterity.cli.serving.rows import Asked
+from posterity.posteriors import Posterior
+from posterity.posteriors.standalone import PredictiveModule
+from posterity.predictive import Predictive
+
+MOST_ROWS = 8192
+"""Rows of one pass; a single request may have more."""
+
+
+class Waiting(NamedTuple):
+    """A request that waits for its predictions."""
+
+    asked: Asked
+    answer: "asyncio.Future[dict[str, list[Any]]]"
+
+
+class Model:
+    """The predictions of a run: of draws that are made once, where its posterior predicts by draws."""
+
+    def __init__(self, run: Run) -> None:
+        """Take the run."""
+        self.run = run
+        self._module: PredictiveModule | None = None
+        if isinstance(run.posterior, Posterior) and run.posterior.by_draws:
+            self._module = run.posterior.predictor()
+
+    def predict(self, inputs: torch.Tensor) -> Predictive:
+        """The predictive of `posterity predict` at encoded inputs (N, D)."""
+        if self._module is not None:
+            with torch.no_grad():
+                known: Predictive | None = self._module.predictive(inputs.to(self.run.posterior.joint.device))  # type: ignore[union-attr]
+            if known is not None:
+                return known
+        return self.run.posterior.predict(inputs)
+
+    def answers(self, requests: list[Asked]) -> list[dict[str, list[Any]]]:
+        """The predictions of several requests, by column, from one pass."""
+        predictive = self.predict(torch.cat([asked.source.data.test.inputs for asked in requests]))
+        classes = self.run.config["classes"]
+        by_level = {
+            level: predicted_columns(requests[0].source, classes, predictive, level, ())
+            for level in {asked.level for asked in requests}
+        }
+        results, low = [], 0
+        for asked in requests:
+            high = low + len(asked)
+            own = {name: values[low:high] for name, values in by_level[asked.level].items()}
+            results.append(own if asked.outside is None else {**own, "outside": asked.outside})
+            low = high
+        return results
+
+
+class Batcher:
+    """Gathers requests that arrive within a short window, and answers them by one pass in a thread of its own.
+
+    A request waits for others only while some are on their way: read, but not yet queued.
+    """
+
+    def __init__(self, model: Model, window: float) -> None:
+        """Take the model, and the seconds that the first request of a pass may wait for others."""
+        self._model, self._window = model, window
+        self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
+        self._thread = ThreadPoolExecutor(1, "posterity-predict")
+        self._task: asyncio.Task[None] | None = None
+        self.arriving = 0
+        self.passes = 0
+
+    async def stop(self) -> None:
+        """Stop, when all requests have been answered."""
+        if self._task is not None:
+            self._task.cancel()
+        self._thread.shutdown()
+
+    def ask(self, asked: Asked) -> Awaitable[dict[str, list[Any]]]:
+        """Queue a request; its predictions are awaited."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        waiting = Waiting(asked, asyncio.get_running_loop().create_future())
+        self._queue.put_nowait(waiting)
+        return waiting.answer
+
+    async def _run(self) -> None:
+        while True:
+            group = await self._gathered()
+            self.passes += 1
+            await self._answer(group)
+
+    async def _gathered(self) -> list[Waiting]:
+        group = [await self._queue.get()]
+        end = asyncio.get_running_loop().time() + self._window
+        count = len(group[0].asked)
+        while count < MOST_ROWS:
+            if self._queue.empty():
+                left = end - asyncio.get_running_loop().time()
+                if not self.arriving or left <= 0:
+                    break
+                try:
+                    group.append(await asyncio.wait_for(self._queue.get(), left))
+                except TimeoutError:
+                    break
+            else:
+                group.append(self._queue.get_nowait())
+            count += len(group[-1].asked)
+        return group
+
+    async def _answer(self, group: list[Waiting]) -> None:
+        """Answer a group; where the pass fails, each request by itself, so that one cannot spoil the others."""
+        loop = asyncio.get_running_loop()
+        try:
+            results = await loop.run_in_executor(self._thread, self._model.answers, [each.asked for each in group])
+        except Exception as error:
+            if len(group) > 1:
+                for each in group:
+                    await self._answer([each])
+            elif not group[0].answer.done():
+                group[0].answer.set_exception(error)
+            return
+        for each, result in zip(group, results, strict=True):
+            if not each.answer.done():
+                each.answer.set_result(result)

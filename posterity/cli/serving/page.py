@@ -1,0 +1,85 @@
+"""Pages and the schema of the server: all without a request to any other place."""
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from posterity.cli.frame.folders import Run
+from posterity.report.html import facts, page, section
+from posterity.storage import RunFolder
+
+_ANSWER = (
+    "Regression: mean, std, lower and upper (between which the target falls with the probability level), "
+    "aleatoric_std and epistemic_std. Classes: p_NAME for each, prediction, entropy, aleatoric and epistemic, in nats. "
+    "outside is the column that puts a row outside the training rows, empty for others."
+)
+
+
+def run_page(path: Path, run: Run) -> str:
+    """The page of a run: the only place that asks for one."""
+    config, folder = run.config, RunFolder(path)
+    scores = dict(folder.read("scores").config) if "scores" in folder.parts() else {}
+    about = {"Data": str(config["data"]), "Task": str(config["task"]), "Method": str(config["method"])}
+    shown = {name.replace("_", " "): f"{value:.4g}" for name, value in scores.items() if isinstance(value, float)}
+    title = f"{config['method']} on {config['data']}"
+    return page(
+        title,
+        [
+            f"<h1>{escape(title)}</h1>",
+            section("Run", facts(about)),
+            section("Scores of the test rows", facts(shown)) if shown else "",
+            section("Use", '<p>Send rows to <code>/predict</code>; <a href="/docs">/docs</a> says how.</p>'),
+        ],
+    )
+
+
+def docs_page(schema: Mapping[str, Any], columns: Sequence[str]) -> str:
+    """What the server answers, on one page."""
+    example = json.dumps([dict.fromkeys(columns, 1.0)])
+    curl = f"curl -H 'Content-Type: application/json' -d '{example}' http://localhost:8000/predict"
+    routes = {
+        f"{method.upper()} {path}": operation.get("summary", "")
+        for path, methods in schema["paths"].items()
+        for method, operation in methods.items()
+    }
+    return page(
+        "posterity: how to ask",
+        [
+            "<h1>How to ask</h1>",
+            section("Paths", facts({"GET /": "The report of the run", **routes})),
+            section("Rows", f"<pre>{escape(curl)}</pre>", f"<p>{escape(_ANSWER)}</p>"),
+            section("Columns", f"<p>{escape(', '.join(columns))}</p>"),
+            section("Schema", '<p><a href="/openapi.json">OpenAPI</a></p>'),
+        ],
+    )
+
+
+def predict_schema(columns: Sequence[str]) -> dict[str, Any]:
+    """What OpenAPI says of the bodies of /predict."""
+    value = {"type": ["number", "string", "boolean", "null"]}
+    row = {"type": "object", "required": list(columns), "properties": dict.fromkeys(columns, value)}
+    level = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1, "default": 0.95}
+    by_rows = {"rows": {"type": "array", "items": row}, "level": level}
+    lists = {"type": "object", "required": list(columns), "additionalProperties": {"type": "array", "items": value}}
+    body = {
+        "oneOf": [
+            {"type": "array", "items": row},
+            {"type": "object", "required": ["rows"], "properties": by_rows},
+            {"type": "object", "required": ["columns"], "properties": {"columns": lists, "level": level}},
+        ]
+    }
+    content = {"application/json": {"schema": body}, "text/csv": {"schema": {"type": "string"}}}
+    said = {"error": {"type": "string"}, "rows": {"type": "array", "items": {"type": "object"}}}
+    wrong = {"content": {"application/json": {"schema": {"type": "object", "properties": said}}}}
+    return {
+        "requestBody": {"required": True, "content": content},
+        "parameters": [{"name": "level", "in": "query", "required": False, "schema": level}],
+        "responses": {
+            "200": {"description": _ANSWER},
+            "413": {"description": "Too many rows or bytes", **wrong},
+            "415": {"description": "Another content type", **wrong},
+            "422": {"description": "Rows that cannot be read, with a sentence for each", **wrong},
+        },
+    }

@@ -1,0 +1,69 @@
+"""The process of the server: it listens, and ends without losing a request."""
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+
+from posterity.cli.frame.output import UsageError, log
+from posterity.cli.serving.guard import Guard
+
+LONGEST_END = 30.0
+"""Seconds after a signal in which requests under way may be answered."""
+IDLE = 75
+"""Seconds after which a connection without a request is closed."""
+
+
+class _Server(uvicorn.Server):
+    """A server whose signals are handled outside it."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there; `UsageError` where it cannot."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        place = socket.socket(family, kind, protocol)
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(address)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"Cannot listen at {host} port {port}: {reason}.", "give another --port, or --host.") from None
+    return place
+
+
+def run_server(app: Guard, place: socket.socket) -> None:
+    """Serve until a signal: accepted requests are then answered, and new ones refused. A second one ends it at once."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        ws="none",
+        timeout_keep_alive=IDLE,
+        timeout_graceful_shutdown=int(LONGEST_END),
+        h11_max_incomplete_event_size=1 << 16,
+    )
+    server = _Server(config)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        server.force_exit = server.should_exit
+        app.draining = server.should_exit = True
+
+    wakeup = signal.set_wakeup_fd(-1)  # of the command line, which would end the process after a few seconds
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        server.run([place])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)
+        place.close()
+    log("stopped")
