@@ -160,9 +160,9 @@ class Table:
             best = max(row.ratio(peer) for row in ours)
             cold = max(row.rate_from_start for row in ours) / peer.rate_from_start
             said.append(
-                f"{self.title}, {self.chains} chains: the best of our samplers has {best:.3f} x the ESS/s of {BLACKJAX} "
-                f"by round, and {cold:.3f} x with what compiles. Wanted: {BEST:g}, and {BEST_COLD:g} with an empty cache "
-                "of machine code."
+                f"{self.title}, {self.chains} chains: our best sampler has {best:.3f} x the ESS/s of {BLACKJAX} by "
+                f"round, and {cold:.3f} x with what compiles. Wanted: {BEST:g}, and {BEST_COLD:g} with an empty cache of "
+                "machine code."
             )
         for row in self.rows.values() if self.target == "net" else ():
             deepest, worst = (max(getattr(each, name) for each in row.rounds) for name in ("depth", "rhat"))
