@@ -4,8 +4,9 @@ Both targets are told in `mcmc_targets.py`. Contenders take turns, each with a n
 "compile s" is what JAX takes to trace and compile all of a run, and what a first run of `posterity` takes beyond the
 same run again; "run s" is a whole run after that, warm-up and draws, with the draws in memory of the CPU at its end,
 and "CPU s" what it took of the processor, which other load does not touch much. All have the same cores: the process
-keeps to as many as `--threads` says, which binds the threads of JAX as well. `--device cuda` compares 1,024 chains with
-NumPyro's on the same GPU.
+keeps to as many as `--threads` says, which binds the threads of JAX as well. torch keeps machine code on the disk: with
+`TORCHINDUCTOR_CACHE_DIR` at an empty folder a run is cold, and warm with the same folder again. `--device cuda`
+compares 1,024 chains with NumPyro's on the same GPU.
 """
 
 import argparse
@@ -42,13 +43,14 @@ BUILD: dict[str, Callable[..., Sampler]] = {
 SHORT = {"blackjax": BLACKJAX, "numpyro": NUMPYRO, "posterity": OURS, "chees": CHEES, "mams": MAMS, "pyro": PYRO}
 # The least ratio of ESS/s to a peer's, by target, chains and peer, that was asked for.
 WANTED = {
-    ("logistic", 4): {BLACKJAX: 0.5, PYRO: 20.0},
+    ("logistic", 4): {BLACKJAX: 0.7, PYRO: 20.0},
     ("logistic", 64): {BLACKJAX: 1.0, PYRO: 20.0},
-    ("net", 4): {NUMPYRO: 0.5, PYRO: 20.0},
-    ("net", 64): {NUMPYRO: 1.0, PYRO: 20.0},
+    ("net", 4): {BLACKJAX: 0.7, NUMPYRO: 0.5, PYRO: 20.0},
+    ("net", 64): {BLACKJAX: 0.7, NUMPYRO: 1.0, PYRO: 20.0},
     ("logistic", 1024): {NUMPYRO: 1.0},
     ("net", 1024): {NUMPYRO: 1.0},
 }
+BEST, BEST_COLD = 1.0, 0.8  # of our adjusted samplers, to BlackJAX's NUTS: after compiling, and with it
 PYRO_CHAINS = 4
 DEEPEST, WORST_RHAT = 7.0, 1.02  # of the net: mean depth, and R-hat of f
 HEAD = (
@@ -99,6 +101,11 @@ class Row:
         first = 0.0 if self.first_seconds is None else max(0.0, self.first_seconds - self.rounds[0].seconds)
         return self.build_seconds + first
 
+    @property
+    def rate_from_start(self) -> float:
+        """Effective draws a second where what compiles counts."""
+        return self.median("ess") / (self.median("seconds") + self.compile_seconds)
+
     def ratio(self, other: "Row") -> float:
         """Median over rounds of the ratio of ESS/s to the other's in the same round, or in its only one."""
         return statistics.median(
@@ -122,15 +129,11 @@ class Table:
         head = (*HEAD, *(f"x {name.split()[0]} by round" for name in peers))
         lines = [f"## {self.title}, {self.chains} chains", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         for row in self.rows.values():
-            ess, seconds = row.median("ess"), row.median("seconds")
             numbers = [
                 *(
                     row.compile_seconds,
-                    seconds,
-                    row.median("cpu_seconds"),
-                    ess,
-                    row.median("rate"),
-                    ess / (seconds + row.compile_seconds),
+                    *map(row.median, ("seconds", "cpu_seconds", "ess", "rate")),
+                    row.rate_from_start,
                 ),
                 *(max(each.rhat for each in row.rounds), row.median("leapfrogs"), row.median("depth")),
             ]
@@ -151,6 +154,16 @@ class Table:
                     f"{self.title}, {self.chains} chains: {ratio:.3f} x the ESS/s of {name} by round, {word} the "
                     f"{wanted:g} that was asked for."
                 )
+        ours = [self.rows[name] for name in (OURS, CHEES, MAMS) if name in self.rows]
+        if ours and BLACKJAX in self.rows:
+            peer = self.rows[BLACKJAX]
+            best = max(row.ratio(peer) for row in ours)
+            cold = max(row.rate_from_start for row in ours) / peer.rate_from_start
+            said.append(
+                f"{self.title}, {self.chains} chains: our best sampler has {best:.3f} x the ESS/s of {BLACKJAX} by "
+                f"round, and {cold:.3f} x with what compiles. Wanted: {BEST:g}, and {BEST_COLD:g} with an empty cache of "
+                "machine code."
+            )
         for row in self.rows.values() if self.target == "net" else ():
             deepest, worst = (max(getattr(each, name) for each in row.rounds) for name in ("depth", "rhat"))
             if deepest > DEEPEST or worst > WORST_RHAT:
@@ -280,7 +293,8 @@ def main() -> None:
     notes = [
         f"Warm-up of {given.warmup:,} and {given.draws:,} draws of each chain; numbers are medians over {given.rounds} "
         "rounds, each with a new seed, R-hat the largest of them. All start at draws of the prior and have a target "
-        "acceptance of 0.8, a diagonal mass matrix and depths up to 10. float32, products not rounded further."
+        "acceptance of 0.8, a diagonal mass matrix and depths up to 10, but for ChEES and MAMS, which have their own "
+        "defaults and learn correlations of up to 100 parameters. float32, products not rounded further."
     ]
     if cuda:
         notes.append(f"On one {about['machine']['gpu']}, CUDA {torch.version.cuda}; JAX on {about['machine']['jax']}.")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Info: TypeAlias = Mapping[str, Tensor | float]
 """Values that a step reports to the trace, by name."""
-# How parts of a step are accelerated: recorded as CUDA graphs, or compiled as well.
+# How parts of a step are accelerated: recorded, on CUDA as graphs, or compiled as well.
 Effort: TypeAlias = Literal["none", "recorded", "compiled"]
 
 PREDICTED_ROWS = 1024  # rows for which a footprint counts the memory of predictions

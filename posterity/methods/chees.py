@@ -19,12 +19,12 @@ def _hamiltonian(
 class ChEES(Trajectories):
     """Hamiltonian Monte Carlo that learns the length of its trajectories from all chains.
 
-    **Math**: as `HMC`, for a time h T in transition t, in steps rounded up to a multiple of 4 if there are more. h is
-    between 1/2 and 1, by the t-th number of Halton's sequence, and the same for all chains. The warm-up finds the
-    longest time T, in units of the mass, by stochastic ascent of the criterion E (|x' - m|^2 - |x - m|^2)^2 / 4, the
-    change of the squared distance from the mean m (see `kernels.lengths`), and a step size at which the harmonic mean
-    of the acceptance over chains is `target_accept`. A given `length` T is held. Warm-up, `draws` and `thin` are as in
-    `NUTS`.
+    **Math**: as `HMC`, for a time h T in transition t, in as few steps as the step size allows, but 1, 2 or a multiple
+    of 4, which are shortened to fit. h is between 1/2 and 1, by the t-th number of Halton's sequence, and the same for
+    all chains. The warm-up finds the longest time T, in units of the mass, by stochastic ascent of the criterion
+    E (|x' - m|^2 - |x - m|^2)^2 / 4, the change of the squared distance from the mean m (see `kernels.lengths`), and a
+    step size at which the harmonic mean of the acceptance over chains is `target_accept`. A given `length` T is held.
+    The mass has correlations of up to 100 parameters (`AutoMass`); all else is as in `NUTS`.
 
     **Limit**: exact for smooth densities whose chains mix. One length serves all parts of the target: `NUTS` adapts to
     each. The criterion is noisy with few chains: take 16 or more where the device allows. Trajectories have at most
@@ -33,7 +33,7 @@ class ChEES(Trajectories):
     **Cost**: 3 T / (4 step size) gradients over all rows a transition; chains never wait for one another.
 
     **References**: Hoffman, Radul and Sountsov (2021), An adaptive-MCMC scheme for setting trajectory lengths in
-    Hamiltonian Monte Carlo. There h is between 0 and 1 and the acceptance 0.651; here the mass matrix is as in `NUTS`,
+    Hamiltonian Monte Carlo. There h is between 0 and 1 and the acceptance 0.651; here the mass matrix is learnt,
     and m a mean over time and chains.
 
     **Example**:

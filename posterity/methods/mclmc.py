@@ -34,7 +34,7 @@ class MCLMC(Sampler):
 
     **Math**: see `kernels.microcanonical`. Velocities have a fixed length, turn towards the gradient, and are forgotten
     over the distance `length` (None: sqrt(P), the radius of a standard normal in P dimensions), in units of the mass.
-    The warm-up learns the mass as in `NUTS`, and the step size at which the variance of the energy error of a step is
+    The warm-up learns the mass (`AutoMass`), and the step size at which the variance of the energy error of a step is
     `energy_variance` for each parameter. A given `step_size` is held. Chains share what they learn; under `UnitMass()`
     each finds its own step size, as chains in far modes of a network need: start them at the members of an `Ensemble`.
 
