@@ -80,9 +80,9 @@ class Spawner:
         search = os.pathsep.join(path for path in sys.path if path)
         environment = {**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-c", textwrap.dedent(SPAWNER)]
-        self._process: Any = subprocess.Popen(
-            command, text=True, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        pipe = subprocess.PIPE
+        process: Any = subprocess.Popen(command, text=True, env=environment, stdin=pipe, stdout=pipe)
+        self._process = process
         self._say(warm)
         if self._process.stdout.readline() != "ready\n":
             raise RuntimeError(f"posterity {' '.join(warm)} failed")

@@ -7,9 +7,10 @@ import pickle
 import platform
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -18,12 +19,12 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from posterity import __version__
 from posterity.errors import PosterityError, shown
 from posterity.scale.parcels import Lost, Setting, done, error_line, opened, unsent
 
 LOCAL = "local"  # Ray's word for a new cluster on this machine
 PATIENCE = 5.0  # seconds in which an address answers
+FIRST_DELAY, LONGEST_DELAY = 1.0, 10.0  # seconds before work is begun again, which grow by 3
 MOST = 256  # pieces of work on their way at once, so that they need not all be in memory
 SHARED = 1 << 16  # bytes from which a tensor goes to the object store, once for all that use it
 QUIET = {
@@ -31,6 +32,8 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # silences a FutureWarning: work without a GPU still sees those there
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # its reports of dead workers, which go to standard output
 }
+
+_logger = logging.getLogger("posterity")
 
 
 @dataclass(frozen=True)
@@ -98,31 +101,56 @@ def each(work: Mapping[str, Callable[[], Any]], demand: Demand) -> Iterator[tupl
 
         return work_on(about, parcel, refs)
 
-    remote = ray.remote(begin).options(
-        num_cpus=demand.cpus, num_gpus=demand.gpus, max_retries=demand.retries, retry_exceptions=False
-    )
+    # Retries are ours: Ray's own come at once, all of them before it knows that the node is dead.
+    remote = ray.remote(begin).options(num_cpus=demand.cpus, num_gpus=demand.gpus, max_retries=0)
     store, left, most = _Store(), iter(work.items()), min(demand.workers or MOST, MOST)
-    pending: dict[Any, tuple[str, list[_Key]]] = {}
+    pending: dict[Any, _Piece] = {}
+    again: list[tuple[float, _Piece]] = []  # with the time from which it is begun again
     try:
         while True:
-            begun = list(islice(left, most - len(pending)))
-            for name, item in begun:
+            begun = [piece for due, piece in again if due <= time.monotonic()]
+            again = [(due, piece) for due, piece in again if piece not in begun]
+            more = list(islice(left, most - len(pending) - len(begun) - len(again)))
+            for name, item in more:
                 try:
-                    parcel, keys = store.pack(item)
+                    begun.append(_Piece(name, *store.pack(item)))
                 except Exception as error:
                     yield name, unsent(error)
+            for piece in begun:
+                pending[remote.remote(sys.path, about, piece.parcel, store.refs(piece.keys))] = piece
+            if not pending:
+                if not again and not more:
+                    return
+                time.sleep(0.1)
+                continue
+            for ref in ray.wait(list(pending), num_returns=1, timeout=0.1 if again else PATIENCE)[0]:
+                piece = pending.pop(ref)
+                result = _result(ref, piece)
+                if isinstance(result, _Died) and piece.attempt < demand.retries:
+                    _logger.warning("%s: %s It is begun again.", piece.name, result)
+                    due = time.monotonic() + min(FIRST_DELAY * 3**piece.attempt, LONGEST_DELAY)
+                    again.append((due, replace(piece, attempt=piece.attempt + 1)))
                 else:
-                    pending[remote.remote(sys.path, about, parcel, store.refs(keys))] = name, keys
-            if not pending and not begun:
-                return
-            for ref in ray.wait(list(pending), num_returns=1, timeout=PATIENCE)[0] if pending else ():
-                name, keys = pending.pop(ref)
-                store.release(keys)
-                yield name, _result(ref, demand)
+                    store.release(piece.keys)
+                    yield piece.name, result
     finally:
         for ref in pending:
             with suppress(Exception):  # the cluster may be gone
                 ray.cancel(ref, force=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """A piece of work as it is sent, and how often it was begun in vain."""
+
+    name: str
+    parcel: bytes
+    keys: "list[_Key]"
+    attempt: int = 0
+
+
+class _Died(Lost):
+    """Work whose worker or node has died."""
 
 
 def _ray() -> Any:
@@ -139,24 +167,25 @@ def _ray() -> Any:
     return ray
 
 
-def _result(ref: Any, demand: Demand) -> Any:
-    """Return the result of finished work, or a Lost where it was begun in vain too often."""
+def _result(ref: Any, piece: _Piece) -> Any:
+    """Return the result of finished work, or what became of it."""
     ray = _ray()
     try:
         answer = ray.get(ref)
     except ray.exceptions.RayTaskError as error:  # of the frame around the work: the work's own errors come as answers
         raise PosterityError(
             f"Ray: a node cannot begin the work ({error_line(error.cause)}). Each needs Python "
-            f"{platform.python_version()}, posterity {__version__} and torch {torch.__version__}, as here."
+            f"{platform.python_version()}, posterity and torch {' and '.join(_versions())}, as here."
         ) from error
     except ray.exceptions.RayError as error:
-        reason = " ".join(str(error).split()).partition(". ")[0]
-        return Lost(f"its worker or node died, {demand.retries + 1} times ({reason}). Is there enough memory?")
+        reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+        times = f", {piece.attempt + 1} times" if piece.attempt else ""
+        return _Died(f"its worker or node died{times} ({reason}). Is there enough memory?")
     return opened(answer)
 
 
 def _versions() -> tuple[str, str]:
-    return __version__, torch.__version__
+    return sys.modules["posterity"].__version__, torch.__version__  # an import would go up
 
 
 def work_on(about: bytes, parcel: bytes, refs: list[Any]) -> bytes:
