@@ -169,7 +169,8 @@ function atThreshold() {
   if (!controls("threshold")) return;
   const threshold = Number(controls("threshold").value) / 100;
   const [alarm, miss] = [cost("alarm"), cost("miss")];
-  controls("threshold-shown").textContent = number(threshold);
+  controls("threshold").setAttribute("aria-valuetext", percent(threshold));
+  controls("threshold-shown").textContent = percent(threshold);
   const wise = alarm + miss > 0 ? alarm / (alarm + miss) : 0.5;
   box("wise").textContent = `At these costs, probabilities that are right would be cut at ${number(wise, 3)}.`;
   const cuts = Array.from({ length: 99 }, (_, index) => (index + 1) / 100);

@@ -165,7 +165,7 @@ def class_sections(classes: Sequence[str], of_rows: str, *, has_map: bool, most_
                 "What to decide",
                 paragraph(f"{classes[1]} is decided for where its probability is above the threshold. A false alarm is "
                           f"{classes[0]} taken for {classes[1]}, a miss the other way round."),
-                _controls(_slider("threshold", "Threshold, in percent", 1, 99, 50), costs),
+                _controls(_slider("threshold", "Threshold", 1, 99, 50), costs),
                 '<p class="note" data-figure="wise"></p>',
                 place("decided"),
                 place("costs"),
