@@ -104,7 +104,8 @@ class Row:
     @property
     def rate_from_start(self) -> float:
         """Effective draws a second where what compiles counts."""
-        return self.median("ess") / (self.median("seconds") + self.compile_seconds)
+        rate: float = self.median("ess") / (self.median("seconds") + self.compile_seconds)
+        return rate
 
     def ratio(self, other: "Row") -> float:
         """Median over rounds of the ratio of ESS/s to the other's in the same round, or in its only one."""
@@ -161,8 +162,7 @@ class Table:
             cold = max(row.rate_from_start for row in ours) / peer.rate_from_start
             said.append(
                 f"{self.title}, {self.chains} chains: our best sampler has {best:.3f} x the ESS/s of {BLACKJAX} by "
-                f"round, and {cold:.3f} x with what compiles. Wanted: {BEST:g}, and {BEST_COLD:g} with an empty cache of "
-                "machine code."
+                f"round, and {cold:.3f} x with what compiles. Wanted: {BEST:g}, and {BEST_COLD:g} from an empty cache."
             )
         for row in self.rows.values() if self.target == "net" else ():
             deepest, worst = (max(getattr(each, name) for each in row.rounds) for name in ("depth", "rhat"))
