@@ -21,6 +21,7 @@ from posterity.evidence.stacking import stacked
 from posterity.inference import Callback, Run
 from posterity.methods.parts.gradients import Flipout, LocalReparameterisation
 from posterity.mixtures import BayesianGaussianMixture, GaussianMixture
+from posterity.posteriors import Linearized
 
 Numbers = dict[str, Tensor]
 
@@ -87,7 +88,10 @@ def laplace(
     method = po.methods.Laplace(kind or curvature.GaussNewton(), structure, tuning=None, batch_size=64)
     method = replace(method, subset=po.methods.AllWeights())
     q, trace = po.infer(method, joint, (inputs.view(-1, *shape) if shape else inputs, labels, weights), progress=False)
-    precision = q.gaussian.precision.diagonal() if hasattr(q.gaussian.precision, "diagonal") else q.gaussian.variance
+    assert isinstance(q, Linearized)
+    assert q.log_evidence is not None
+    own: Any = q.gaussian.precision
+    precision = own.diagonal() if hasattr(own, "diagonal") else q.gaussian.variance
     return {"precision": precision, "evidence": q.log_evidence, "log_likelihood": trace["log_likelihood"]}
 
 
@@ -112,7 +116,7 @@ def ivon() -> Numbers:
     for _ in range(STEPS):
         with optimizer.sampled_params(train=True):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs[own]), labels[own]).backward()
+            nn.functional.cross_entropy(model(inputs[own]), labels[own]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return {"weights": torch.cat([weight.detach().flatten() for weight in net.parameters()])}
 

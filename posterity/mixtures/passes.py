@@ -17,18 +17,19 @@ def statistics(rows: Rows, kind: Covariance, components: Components) -> Statisti
     Active processes share the rows.
     """
     processes = active()
-    if processes is None:
-        sums = _sums(rows, kind, components)
-    else:
-        sums = processes.total(lambda low, high: _sums(_piece(rows, low, high), kind, components), len(rows.points))
+
+    def part(low: int, high: int) -> tuple[Tensor, ...]:
+        return _sums(_piece(rows, low, high), kind, components)
+
+    sums = part(0, len(rows.points)) if processes is None else tuple(processes.total(part, len(rows.points)))
     counts, first, scatters, log_likelihood, entropy = sums
     shifts = first / counts[..., None].clamp_min(torch.finfo(WORK).tiny)
     return Statistics(counts, shifts, kind.stored(scatters), log_likelihood, entropy)
 
 
 def _piece(rows: Rows, low: int, high: int) -> Rows:
-    parts = (None if part is None else part[low:high] for part in (rows.points, rows.weights, rows.labels))
-    return Rows(*parts, rows.centre)  # type: ignore[arg-type]  # points are never None
+    weights, labels = (None if part is None else part[low:high] for part in (rows.weights, rows.labels))
+    return Rows(rows.points[low:high], weights, labels, rows.centre)
 
 
 @torch.no_grad()

@@ -148,7 +148,7 @@ class RunFolder:
 
     def exists(self) -> bool:
         """Return whether the folder has a manifest."""
-        return self._by_first(lambda: os.path.isfile(self._manifest), json_bytes, json.loads)
+        return self._by_first(lambda: os.path.isfile(self._manifest), json_bytes, lambda data: bool(json.loads(data)))
 
     def parts(self) -> tuple[str, ...]:
         """Return the sorted names of the parts."""
