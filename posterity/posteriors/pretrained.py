@@ -19,7 +19,7 @@ from posterity.posteriors.posterior import Posterior
 from posterity.priors.prior import Prior
 from posterity.storage.disk import write_file
 from posterity.storage.folder import FORMAT, LIBRARY
-from posterity.storage.part import CONFIG, TENSORS, Part, json_bytes, pack, unpack
+from posterity.storage.part import CONFIG, JSON, TENSORS, Part, json_bytes, pack, unpack
 from posterity.storage.schema import reading
 
 WEIGHTS, CARD = "model.safetensors", "README.md"
@@ -44,7 +44,7 @@ def write_pretrained(
     if folder.exists() and not folder.is_dir():
         raise BadFolder(f"'{folder}' is a file. Give a folder.")
     files = pack("posterior", part)
-    config = {"library_name": LIBRARY, "format": FORMAT, "posterior": dict(part.config)}
+    config: dict[str, JSON] = {"library_name": LIBRARY, "format": FORMAT, "posterior": dict(part.config)}
     card = _card(posterior, folder.name, scores, data, intended_use, limits)
     write_file(folder / WEIGHTS, b"".join(files[TENSORS]))
     write_file(folder / CONFIG, json_bytes(config))

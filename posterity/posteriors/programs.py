@@ -123,8 +123,10 @@ def _onnx(program: torch.export.ExportedProgram, inputs: list[str], outputs: lis
 
 
 # erfc(x) = t exp(-x^2 + p(t)) with t = 1 / (1 + x / 2), x >= 0, to 1.2e-7 of its size: Press et al. (2007), 6.2.2.
-_TAIL = (-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806)
-_TAIL += (0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277)
+_TAIL = (
+    *(-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806),
+    *(0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277),
+)
 
 
 def _translations() -> dict[Any, Any]:
@@ -158,7 +160,7 @@ def _check_onnx(data: bytes, rows: Mapping[str, Tensor], wanted: Mapping[str, Te
     if find_spec("onnxruntime") is None:
         logger.info("export: onnxruntime is not installed, so the ONNX file was not run.")
         return
-    import onnxruntime
+    import onnxruntime  # type: ignore[import-untyped]
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
