@@ -299,8 +299,8 @@ def _scored(cell: Cell, fits: Fits, pictures: Pictures, folder: Path, settings: 
 def compared(probs: Tensor, reference: Tensor) -> dict[str, float]:
     """Agreement of the labels, and mean total variation, of two tables (N, K) of probabilities.
 
-    >>> compared(torch.tensor([[0.6, 0.4]]), torch.tensor([[0.5, 0.5]]))["total_variation"]
-    0.10000000149011612
+    >>> compared(torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.5]]))["total_variation"]
+    0.25
     """
     agreement = (probs.argmax(-1) == reference.argmax(-1)).double().mean()
     return {"agreement": float(agreement), "total_variation": float(0.5 * (probs - reference).abs().sum(-1).mean())}
