@@ -18,21 +18,24 @@ from posterity.inference import Callback
 
 QUICK = (
     "map adam",
-    "map l-bfgs",
     "map micro-batches",
     "map members",
     "mean-field",
     "natural gradient",
     "ivon",
-    "sgld",
     "hmc",
-    *(name for name in CASES if name.startswith("laplace")),
+    "laplace rows",
+    "laplace hessian",
+    "laplace diagonal",
+    "laplace hutchinson",
+    "laplace low-rank",
+    "laplace kronecker",
+    "laplace corrected",
+    "variational em",
     "mixture full",
-    "mixture bayesian",
     "scores",
     "bf16",
 )
-SMALL = ("map adam", "laplace kronecker", "mixture tied")
 
 
 def start(folder: Path, size: int, *words: str) -> list[subprocess.Popen]:
@@ -134,10 +137,8 @@ def main(folder: Path, words: list[str]) -> None:
         if words == ["run"]:
             long_run(folder)
             return
-        names = {"quick": QUICK, "small": SMALL}[words[0]]
-        results = {name: CASES[name]() for name in names}
-        if words[1:] == ["questions"]:
-            results["questions"] = questions(group, folder)
+        results = {name: CASES[name]() for name in QUICK}
+        results["questions"] = questions(group, folder)
         torch.save(results, folder / f"{group.rank}.pt")
 
 
