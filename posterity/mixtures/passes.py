@@ -14,22 +14,21 @@ from posterity.processes import active
 def statistics(rows: Rows, kind: Covariance, components: Components) -> Statistics:
     """Sum over all rows in one pass, for an M-step and a bound, under R mixtures and about their means.
 
-    Active processes share the rows.
+    Active processes share rows in memory; each reads all of those in files.
     """
-    processes = active()
+    processes, points = active(), rows.points
+    if processes is None or not isinstance(points, Tensor):
+        sums = _sums(rows, kind, components)
+    else:
 
-    def part(low: int, high: int) -> tuple[Tensor, ...]:
-        return _sums(_piece(rows, low, high), kind, components)
+        def part(low: int, high: int) -> tuple[Tensor, ...]:
+            weights, labels = (None if each is None else each[low:high] for each in (rows.weights, rows.labels))
+            return _sums(Rows(points[low:high], weights, labels, rows.centre), kind, components)
 
-    sums = part(0, len(rows.points)) if processes is None else tuple(processes.total(part, len(rows.points)))
+        sums = tuple(processes.total(part, len(points)))
     counts, first, scatters, log_likelihood, entropy = sums
     shifts = first / counts[..., None].clamp_min(torch.finfo(WORK).tiny)
     return Statistics(counts, shifts, kind.stored(scatters), log_likelihood, entropy)
-
-
-def _piece(rows: Rows, low: int, high: int) -> Rows:
-    weights, labels = (None if part is None else part[low:high] for part in (rows.weights, rows.labels))
-    return Rows(rows.points[low:high], weights, labels, rows.centre)
 
 
 @torch.no_grad()

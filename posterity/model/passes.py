@@ -119,5 +119,6 @@ class CompiledModule:
         if self._call is None or (torch.is_grad_enabled() and not first_order):
             return None
         outer: Any = torch._C._functorch.peek_interpreter_stack()  # pyright: ignore[reportAttributeAccessIssue]
-        seen = [mode for mode in _get_current_function_mode_stack() if not isinstance(mode, DeviceContext)]
+        modes: Any = _get_current_function_mode_stack
+        seen = [mode for mode in modes() if not isinstance(mode, DeviceContext)]
         return self._call if outer is None and not seen and not torch._C._len_torch_dispatch_stack() else None

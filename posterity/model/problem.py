@@ -150,9 +150,15 @@ class Problem(Protocol):
         ...
 
     def value_and_grad(
-        self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, *, train: bool = True
+        self,
+        theta: Tensor,
+        batch: Batch,
+        buffers: Buffers | None = None,
+        *,
+        train: bool = True,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Buffers]:
-        """Value, gradient and buffers of the tempered log density."""
+        """Value, gradient and buffers of the tempered log density; `out` is memory for a part of the gradient."""
         ...
 
     def data_value_and_grad(

@@ -177,10 +177,12 @@ class Draws(Predictor):
         for layer in self._chain.layers:
             if not isinstance(layer, nn.Linear):
                 values = layer(values)
-            elif layer.bias is None:
+                continue
+            bias: Tensor | None = layer.bias  # torch declares it as always there
+            if bias is None:
                 values = torch.bmm(values, drawn(layer.weight).mT)
             else:
-                values = torch.baddbmm(drawn(layer.bias).unsqueeze(1), values, drawn(layer.weight).mT)
+                values = torch.baddbmm(drawn(bias).unsqueeze(1), values, drawn(layer.weight).mT)
         return values
 
 
