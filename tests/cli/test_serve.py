@@ -156,6 +156,25 @@ def test_bad_bodies_are_refused_with_a_sentence(table_run):
         assert (answer.status, sentence in answer.json()["error"]) == (status, True), (sentence, answer.body)
 
 
+def test_a_level_in_the_address_is_a_number_between_0_and_1(table_run):
+    async def calls(app):
+        return [await predict(app, [GOOD], query=b"level=" + level) for level in (b"95%25", b"nan", b"0", b"", b"0.8")]
+
+    *bad, good = served(table_run, calls)
+    assert [answer.status for answer in bad] == [422] * 4
+    assert "level must be a number between 0 and 1. Got '95%'" in bad[0].json()["error"]
+    assert (good.status, good.json()["level"]) == (200, 0.8)
+
+
+def test_a_table_may_have_as_many_rows_as_are_allowed(table_run):
+    async def calls(app):
+        head, row, csv_type = b"area,rooms,garden,zone", b"1,2,yes,A", {b"content-type": b"text/csv"}
+        bodies = [end.join([head, *[row] * 4]) + last for end in (b"\n", b"\r\n") for last in (b"", end)]
+        return [await predict(app, body, csv_type) for body in bodies]
+
+    assert [answer.status for answer in served(table_run, calls, rows=4)] == [200] * 4
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(table_run):
     async def calls(app):
         sent = []
