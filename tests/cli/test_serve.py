@@ -256,6 +256,11 @@ def test_other_hosts_and_origins_are_refused(table_run):
     served(table_run, calls)
 
 
+def test_names_of_hosts_are_the_same_in_capitals():
+    for host in (b"models.example", b"Models.Example:8000", b"MODELS.EXAMPLE"):
+        assert Access((*LOOPBACK, "Models.Example")).refusal({b"host": host}, "/") is None
+
+
 def test_a_token_opens_the_server(table_run, monkeypatch):
     async def status(app, given, path="/metrics"):
         headers = {} if given is None else {b"authorization": given}
@@ -348,6 +353,9 @@ def test_options_are_checked(run, table_run, monkeypatch):
     open_to_all = run("serve", table_run, "--host", "0.0.0.0")
     assert open_to_all.code == 2
     assert "needs a token" in open_to_all.err
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "fastapi", None)  # else it would serve
+        assert "needs a token" in run("serve", table_run, "--host", "0.0.0.0", "--token", " \n").err
     assert run("serve", table_run, "--port", "99999").code == 2
     assert run("serve", table_run.parent).code == 4
     monkeypatch.setitem(sys.modules, "uvicorn", None)
