@@ -6,8 +6,10 @@ import io
 import json
 import random
 import re
+import shlex
 import sys
 from base64 import b64encode
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from posterity.cli.main import main
 from posterity.cli.serving.app import Limits, make_app
 from posterity.cli.serving.batching import Model
 from posterity.cli.serving.guard import LOOPBACK, Access
+from posterity.cli.serving.page import docs_page
 
 pytestmark = pytest.mark.cpu
 TINY = ("--method", "ensemble", "--hidden", "4", "--steps", "40", "--prior-scale", "1", "--device", "cpu", "--quiet")
@@ -319,6 +322,12 @@ def test_pages_ask_nothing_of_other_places(table_run):
     body = schema.json()["paths"]["/predict"]["post"]["requestBody"]["content"]
     assert body["application/json"]["schema"]["oneOf"][0]["items"]["required"] == ["area", "rooms", "garden", "zone"]
     assert "area, rooms, garden, zone" in docs.body.decode()
+
+
+def test_the_example_can_be_pasted_whatever_columns_are_called():
+    shown = unescape(docs_page({"paths": {}}, ["owner's; area"]))
+    words = shlex.split(shown[shown.index("curl ") : shown.index("</pre>")])
+    assert json.loads(words[words.index("-d") + 1]) == [{"owner's; area": 1.0}]
 
 
 def test_metrics_count_what_was_answered(table_run):
