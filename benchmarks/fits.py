@@ -1,7 +1,7 @@
 """What fits where: the memory of each method on one device, for networks of several sizes, and on how many devices.
 
-It asks `posterity.plan`, and runs nothing: the numbers do not depend on this machine. Devices share rows and batches;
-each holds all weights, moments and curvature, so that only what grows with the rows is divided between them.
+It asks `posterity.plan`, and runs nothing: the numbers do not depend on this machine. Devices share the work on
+a batch; each holds all rows, weights, moments and curvature, so that only what grows with a batch is divided.
 """
 
 import sys

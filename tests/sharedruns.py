@@ -119,6 +119,12 @@ def questions(group: scale.Group, folder: Path) -> dict:
         "norm": message(lambda: fit(adam(), problem(normed))),
         "other rows": message(lambda: fit(adam(), data=(inputs + group.rank, labels))),
         "other weights": message(lambda: fit(adam(), other)),
+        "other callbacks": message(
+            lambda: po.infer(adam(), problem(), rows(), callbacks=[StopIn(False)] * group.rank, progress=False)
+        ),
+        "other checkpoint": message(
+            lambda: po.infer(adam(), problem(), rows(), checkpoint=None if group.rank else folder / "other")
+        ),
         "stopped after": len(stopped["loss"]),
         "continued": again[0].point(),
         "uninterrupted": po.infer(adam(40), problem(), rows(), progress=False)[0].point(),

@@ -184,9 +184,10 @@ class Shards:
 
     def _stacked(self, columns: dict[str, Any], names: tuple[str, ...], rows: int) -> Tensor:
         """Columns of numbers as one tensor (n, D)."""
-        result = torch.empty(rows, len(names), dtype=self.dtype)
+        known = torch.float32 if self.dtype == torch.bfloat16 else self.dtype  # numpy has no bfloat16
+        result = torch.empty(rows, len(names), dtype=known)
         np.stack([columns[name] for name in names], 1, out=result.numpy(), casting="unsafe")
-        return result
+        return result.to(self.dtype)
 
     def _refuse_not_finite(self, file: ShardFile, inputs: Tensor, index: int) -> None:
         if bool(torch.isfinite(inputs.sum())) or not (bad := ~torch.isfinite(inputs)).any():

@@ -233,6 +233,11 @@ def infer(
     method = method.settled(joint, rows)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
+    processes = active()
+    if processes is not None:  # a process without them would not take part in what the others agree on
+        kinds = [type(callback).__name__ for callback in given if not isinstance(callback, ProgressBar)]
+        what, remedy = "kind of callbacks or checkpoint", "give them to all; process 0 alone writes and shows progress"
+        processes.refuse_differing(what, repr((kinds, checkpoint is None)), remedy)
     joint = with_scales(method, joint, rows, start, key, checkpoint)
     joint, theta = starting_point(method, joint, start, rows, key.fold("start"))
     rows = joint.checked(rows.to(joint.device))
@@ -253,7 +258,6 @@ def infer(
     if expected:
         refuse_too_many(method.keep(run.state), expected, folder)
     run.kept = Kept(expected, folder)
-    processes = active()
     if checkpoint is not None and isinstance(rows, StreamData):
         rows.refuse_unrepeatable()
     if checkpoint is not None or processes is not None:

@@ -16,6 +16,7 @@ from posterity.model.data import Data, NoData, TensorData
 from posterity.model.passes import Precision
 from posterity.model.problem import Problem, data_of
 from posterity.optim.optimizer import Optimizer
+from posterity.processes import active
 
 LATER = f"later, predictions at {PREDICTED_ROWS:,} rows"
 
@@ -109,10 +110,10 @@ def activation_bytes(joint: Problem, data: Data, rows: int | None) -> int:
 class Plan:
     """The bytes of a run by purpose on one device, and the memory of the device.
 
-    `world_size` is the number of devices that share the rows; each has all weights and its part of every batch.
-    `method` names the method and its settings. `alternatives` are other settings for the same problem with their total
-    bytes, best first. `predictions` are the bytes of later predictions at 1,024 rows, which are not part of the run.
-    `memory` is None if unknown.
+    `world_size` is the number of devices that share the work; each has all rows and weights, and its part of every
+    batch. `method` names the method and its settings. `alternatives` are other settings for the same problem with
+    their total bytes, best first. `predictions` are the bytes of later predictions at 1,024 rows, which are not part
+    of the run. `memory` is None if unknown.
     """
 
     method: str
@@ -169,9 +170,9 @@ def plan(
     """Estimate the memory of `infer(method, joint, data)` within a factor of about two, without running it.
 
     `precision` and `micro_batch` are those of `infer`. With a `world_size` the memory is that of each of so many
-    devices, between which rows and batches are divided; weights, moments and curvature are on each of them whole. The
-    network is run on a few rows to see how it uses its weights.
-    The memory of torch and Python themselves, some hundred MB, is not counted.
+    devices, between which the work on a batch is divided; rows, weights, moments and curvature are on each of them
+    whole. The network is run on a few rows to see how it uses its weights. The memory of torch and Python themselves,
+    some hundred MB, is not counted.
 
     >>> from posterity.likelihoods import Categorical
     >>> from posterity.methods import Laplace
@@ -190,8 +191,9 @@ def plan(
     joint.check_rows(rows)
     method = method.settled(joint, rows)
     joint = with_passes(method, joint, rows, precision, micro_batch)
+    held = data_bytes(rows)
     method, rows = _divided(method, rows, world_size)
-    footprint, held = method.footprint(joint, rows), data_bytes(rows)
+    footprint = method.footprint(joint, rows)
     others = {name: held + other.footprint(joint, rows).total for name, other in footprint.alternatives().items()}
     parts = {"data": held, **footprint.parts} if held else {**footprint.parts}
     memory = device_memory(joint.device)
@@ -199,7 +201,7 @@ def plan(
 
 
 def _divided(method: Method, data: Data, world_size: int) -> tuple[Method, Data]:
-    """The method with the batch of one device, and the rows of one device, rounded up."""
+    """The method with the batch of one device, and the rows that it works on in a pass, rounded up."""
     if world_size == 1:
         return method, data
     if isinstance(data, TensorData):
@@ -223,12 +225,15 @@ def _with_batch_of(method: Method, world_size: int) -> Method:
 def refuse_too_large(method: Method, joint: Problem, data: Data, members: int = 1) -> None:
     """Raise a ValueError, which names the best setting that fits, if a run takes more memory than the device has.
 
-    `members` is the number of weight vectors that run at once, for a joint without members.
+    `members` is the number of weight vectors that run at once, for a joint without members. Active processes divide the
+    work, as in a `plan` of so many devices.
     """
     memory = device_memory(joint.device)
     if memory is None:
         return
-    footprint, held = method.footprint(joint, data), data_bytes(data)
+    held, processes = data_bytes(data), active()
+    method, data = _divided(method, data, 1 if processes is None else processes.size)
+    footprint = method.footprint(joint, data)
     needed = held + (1 if joint.num_members is not None else members) * footprint.total
     if needed <= memory:
         return

@@ -28,7 +28,7 @@ class ChEES(Trajectories):
 
     **Limit**: exact for smooth densities whose chains mix. One length serves all parts of the target: `NUTS` adapts to
     each. The criterion is noisy with few chains: take 16 or more where the device allows. Trajectories have at most
-    `max_steps` leapfrogs.
+    `max_steps` leapfrogs, rounded up as above.
 
     **Cost**: 3 T / (4 step size) gradients over all rows a transition; chains never wait for one another.
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posterity.errors import PosterityError
+from posterity.errors import BadData, PosterityError
 from posterity.model.batch import Inputs, map_inputs, named_tensors, num_rows
 from posterity.storage.disk import write_file
 
@@ -46,6 +46,8 @@ def write_program(module: nn.Module, path: str | os.PathLike[str], rows: Inputs,
     `facts` are stored beside it as JSON, with the names of inputs and outputs.
     """
     check_program_path(path)
+    if not num_rows(rows):
+        raise BadData("export: inputs must have a few rows, by which the network is traced. Got none. Pass x[:2].")
     rows = map_inputs(lambda tensor: tensor.detach().clone(), rows)
     while num_rows(rows) < 2:  # a single row would be taken for a constant
         rows = map_inputs(lambda tensor: torch.cat([tensor, tensor]), rows)

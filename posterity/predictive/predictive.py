@@ -269,7 +269,7 @@ def quantiles_of_normals(
     lower, upper, value = ends.amin(0), ends.amax(0), average(ends)
     inverse, near = scales.reciprocal(), 1e-8 * scales.amin(0)
     densities = inverse / math.sqrt(2.0 * math.pi)
-    last = upper - lower
+    last, found = upper - lower, torch.zeros_like(lower, dtype=torch.bool)
     for _ in range(2 * _BISECTIONS):
         away = (value - means) * inverse
         excess = average(torch.special.ndtr(away)) - p
@@ -278,8 +278,10 @@ def quantiles_of_normals(
         step = excess / average(torch.exp(-0.5 * away.square()) * densities)
         fresh, size = value - step, step.abs()
         sound = (fresh >= lower) & (fresh <= upper) & (size <= 0.5 * last)
-        value = torch.where(sound, fresh, 0.5 * (lower + upper))
+        # What is found stays: its next step, of rounding alone, would not be half the one before.
+        value = torch.where(found, value, torch.where(sound, fresh, 0.5 * (lower + upper)))
         last = torch.where(sound, size, 0.5 * (upper - lower))
-        if bool(((sound & (size <= near)) | (upper - lower <= 1e-15 * value.abs())).all()):
+        found |= (sound & (size <= near)) | (upper - lower <= 1e-15 * value.abs())
+        if bool(found.all()):
             break
     return value

@@ -243,9 +243,12 @@ class _Store:
         file = io.BytesIO()
         try:
             Pickler(file).dump(item)
-        finally:
-            for key in found:
-                self.users[key] = self.users.get(key, 0) + 1
+        except Exception:
+            for key in found.keys() - self.users.keys():  # stored for this item alone
+                del self.kept[key]
+            raise
+        for key in found:
+            self.users[key] = self.users.get(key, 0) + 1
         return file.getvalue(), list(found)
 
     def refs(self, keys: list[_Key]) -> list[Any]:

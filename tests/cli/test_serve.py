@@ -6,8 +6,10 @@ import io
 import json
 import random
 import re
+import shlex
 import sys
 from base64 import b64encode
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from posterity.cli.main import main
 from posterity.cli.serving.app import Limits, make_app
 from posterity.cli.serving.batching import Model
 from posterity.cli.serving.guard import LOOPBACK, Access
+from posterity.cli.serving.page import docs_page
 
 pytestmark = pytest.mark.cpu
 TINY = ("--method", "ensemble", "--hidden", "4", "--steps", "40", "--prior-scale", "1", "--device", "cpu", "--quiet")
@@ -156,6 +159,25 @@ def test_bad_bodies_are_refused_with_a_sentence(table_run):
         assert (answer.status, sentence in answer.json()["error"]) == (status, True), (sentence, answer.body)
 
 
+def test_a_level_in_the_address_is_a_number_between_0_and_1(table_run):
+    async def calls(app):
+        return [await predict(app, [GOOD], query=b"level=" + level) for level in (b"95%25", b"nan", b"0", b"", b"0.8")]
+
+    *bad, good = served(table_run, calls)
+    assert [answer.status for answer in bad] == [422] * 4
+    assert "level must be a number between 0 and 1. Got '95%'" in bad[0].json()["error"]
+    assert (good.status, good.json()["level"]) == (200, 0.8)
+
+
+def test_a_table_may_have_as_many_rows_as_are_allowed(table_run):
+    async def calls(app):
+        head, row, csv_type = b"area,rooms,garden,zone", b"1,2,yes,A", {b"content-type": b"text/csv"}
+        bodies = [end.join([head, *[row] * 4]) + last for end in (b"\n", b"\r\n") for last in (b"", end)]
+        return [await predict(app, body, csv_type) for body in bodies]
+
+    assert [answer.status for answer in served(table_run, calls, rows=4)] == [200] * 4
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(table_run):
     async def calls(app):
         sent = []
@@ -237,6 +259,11 @@ def test_other_hosts_and_origins_are_refused(table_run):
     served(table_run, calls)
 
 
+def test_names_of_hosts_are_the_same_in_capitals():
+    for host in (b"models.example", b"Models.Example:8000", b"MODELS.EXAMPLE"):
+        assert Access((*LOOPBACK, "Models.Example")).refusal({b"host": host}, "/") is None
+
+
 def test_a_token_opens_the_server(table_run, monkeypatch):
     async def status(app, given, path="/metrics"):
         headers = {} if given is None else {b"authorization": given}
@@ -297,6 +324,12 @@ def test_pages_ask_nothing_of_other_places(table_run):
     assert "area, rooms, garden, zone" in docs.body.decode()
 
 
+def test_the_example_can_be_pasted_whatever_columns_are_called():
+    shown = unescape(docs_page({"paths": {}}, ["owner's; area"]))
+    words = shlex.split(shown[shown.index("curl ") : shown.index("</pre>")])
+    assert json.loads(words[words.index("-d") + 1]) == [{"owner's; area": 1.0}]
+
+
 def test_metrics_count_what_was_answered(table_run):
     async def calls(app):
         await predict(app, [GOOD, GOOD])
@@ -329,6 +362,9 @@ def test_options_are_checked(run, table_run, monkeypatch):
     open_to_all = run("serve", table_run, "--host", "0.0.0.0")
     assert open_to_all.code == 2
     assert "needs a token" in open_to_all.err
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "fastapi", None)  # else it would serve
+        assert "needs a token" in run("serve", table_run, "--host", "0.0.0.0", "--token", " \n").err
     assert run("serve", table_run, "--port", "99999").code == 2
     assert run("serve", table_run.parent).code == 4
     monkeypatch.setitem(sys.modules, "uvicorn", None)

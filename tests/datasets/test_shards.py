@@ -143,6 +143,14 @@ def test_columns_of_many_types_come_as_numbers_labels_and_weights(tmp_path):
     assert next(read_shards(tmp_path / "rows.parquet", "yes", inputs=["half"]).blocks()).targets.tolist() == [1, 0, 1]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_columns_come_in_any_dtype_of_floating_point(tmp_path, dtype):
+    parquet.write_table(pa.table({"a": [1.5, -2.0], "b": [3, 4], "w": [0.5, 1.0]}), tmp_path / "rows.parquet")
+    (block,) = read_shards(tmp_path / "rows.parquet", weights="w", dtype=dtype).blocks()
+    assert torch.equal(block.inputs, torch.tensor([[1.5, 3.0], [-2.0, 4.0]], dtype=dtype))
+    assert torch.equal(block.weights, torch.tensor([0.5, 1.0], dtype=dtype))
+
+
 def test_arrays_of_images_of_other_byte_orders_and_memory_maps_are_read(tmp_path):
     images = np.arange(48.0).reshape(4, 3, 2, 2)
     np.save(tmp_path / "x.npy", images.astype(">f8"))

@@ -6,6 +6,8 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,8 +17,10 @@ import posterity as po
 from posterity.curvature import BlockDiagonal, CorrectedKronecker, Diagonal, Full, Hessian, Kronecker, LowRank
 from posterity.errors import BadData
 from posterity.inference import Plan
-from posterity.inference.memory import activation_bytes, device_memory, human
+from posterity.inference.memory import activation_bytes, device_memory, human, refuse_too_large
 from posterity.methods import MAP, Conjugate, Ensemble, Laplace, LargestVariance, LastLayer
+from posterity.model.problem import data_of
+from posterity.processes import using
 
 FEW = torch.linspace(-1.0, 1.0, 24).reshape(12, 2)
 LABELS = torch.arange(12) % 3
@@ -294,19 +298,32 @@ def test_an_ensemble_is_refused_by_its_own_count_of_members(monkeypatch: pytest.
         po.infer(method, problem, rows)
 
 
-def test_devices_that_share_the_rows_each_hold_all_weights_and_a_part_of_rows_and_batches() -> None:
+def test_devices_that_share_the_rows_each_hold_all_rows_and_weights_and_a_part_of_batches() -> None:
     problem, rows = wide()
     for method in (MAP(steps=1, batch_size=1024), MAP(steps=1, batch_size=None), Laplace(structure=Kronecker())):
         alone, shared = po.plan(method, problem, rows), po.plan(method, problem, rows, world_size=7)
-        assert shared.parts["data"] == pytest.approx(alone.parts["data"] / 7, rel=1e-3)
         batches = {"activations of a batch", "derivatives of some rows"} & alone.parts.keys()
         assert batches
         for name in batches:
             assert shared.parts[name] == pytest.approx(alone.parts[name] / 7, rel=0.01)
-        for name in alone.parts.keys() - batches - {"data"}:
+        for name in alone.parts.keys() - batches:  # also the data: batches are drawn from all rows
             assert shared.parts[name] == alone.parts[name]
         assert "on each of 7 that share the rows" in str(shared)
         assert "that share" not in str(alone)
     assert po.plan(MAP(steps=1, batch_size=3), problem, rows, world_size=100).total > 0
     with pytest.raises(ValueError, match="world_size must be a positive whole number"):
         po.plan(MAP(), problem, rows, world_size=0)
+
+
+def test_processes_that_share_a_run_are_refused_by_the_plan_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, rows = wide()
+    data = data_of(problem, rows)
+    method = MAP(steps=1, batch_size=None).settled(problem, data)
+    needed = po.plan(method, problem, rows, world_size=7).total
+    monkeypatch.setattr("posterity.inference.memory.device_memory", lambda device: needed)
+    with pytest.raises(ValueError, match="needs about"):
+        refuse_too_large(method, problem, data)
+    with using(cast(Any, SimpleNamespace(size=7))):
+        refuse_too_large(method, problem, data)
+    with using(cast(Any, SimpleNamespace(size=6))), pytest.raises(ValueError, match="needs about"):
+        refuse_too_large(method, problem, data)

@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -188,3 +189,15 @@ def test_bad_arguments_are_refused():
     ):
         with pytest.raises(ValueError, match=said):
             wrong()
+
+
+def test_tensors_of_work_that_cannot_be_sent_are_not_kept(monkeypatch):
+    monkeypatch.setattr(scale, "_ray", lambda: SimpleNamespace(put=len))
+    store, common, own = scale._Store(), torch.zeros(scale.SHARED), torch.ones(scale.SHARED)
+    _, keys = store.pack([common])
+    with pytest.raises(TypeError, match="cannot pickle"):
+        store.pack([common, own, threading.Lock()])
+    assert [tensor.data_ptr() for tensor, _ in store.kept.values()] == [common.data_ptr()]
+    store.release(keys)
+    assert not store.kept
+    assert not store.users

@@ -257,3 +257,11 @@ def test_compiled_runs_equal_plain_ones(method, monkeypatch, number, value):
     compiled, _ = po.infer(method, _density(), None, seed=2, progress=False, start=start)
     plain, _ = _run(method, start=start)
     torch.testing.assert_close(compiled.theta, plain.theta, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [ChEES, MAMS])
+def test_no_step_is_longer_than_a_trajectory_of_given_length(kind):
+    """Every step of such a length is accepted with more than the wanted probability."""
+    q, trace = po.infer(kind(20, warmup=200, chains=4, length=0.2), _density(), None, seed=1, progress=False)
+    assert bool((q.statistics["step_size"] <= 0.2).all())
+    assert float(torch.as_tensor(trace["step_size"])[1:].max()) <= 0.2

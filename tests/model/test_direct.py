@@ -1,5 +1,7 @@
 """Chains of linear layers without autograd's graph: the bits of autograd, for any part of the model around them."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -133,3 +135,28 @@ def test_runs_of_a_chain_and_of_an_own_module_agree_to_the_bit(kind: type) -> No
         po.infer(method, joint, (x, y))[1] for joint in joints(chain_of(nn.ReLU), po.likelihoods.Categorical())
     )
     assert_equal(chain["loss"], own["loss"])
+
+
+@dataclass(frozen=True)
+class Half(po.likelihoods.Categorical):
+    """Labels that count half."""
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 0.5 * super().log_prob(outputs, targets)
+
+    def total_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 0.5 * super().total_log_prob(outputs, targets)
+
+
+def test_a_subclass_has_the_gradient_of_its_own_density() -> None:
+    joint, whole = (
+        po.Joint(chain_of(nn.Tanh), noise, po.priors.Normal(0.7), num_data=ROWS)
+        for noise in (Half(), po.likelihoods.Categorical())
+    )
+    theta = po.Key(4).normal((joint.size,))
+    rows = as_data(labelled()).first()
+    for _ in range(2):  # the first call looks at the network
+        half, half_grad, _ = joint.data_value_and_grad(theta, joint.check(rows), out=torch.empty_like(theta))
+        value, grad, _ = whole.data_value_and_grad(theta, whole.check(rows), out=torch.empty_like(theta))
+    torch.testing.assert_close(half, 0.5 * value)
+    torch.testing.assert_close(half_grad, 0.5 * grad)

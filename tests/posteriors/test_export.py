@@ -12,7 +12,7 @@ from torch import nn
 
 import posterity as po
 from benchmarks import exports
-from posterity.errors import BadFolder, PosterityError
+from posterity.errors import BadData, BadFolder, PosterityError
 from posterity.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic, Probit
 from posterity.methods import AllWeights, Laplace, MeanField
 from posterity.methods import LastLayer as Last
@@ -86,6 +86,8 @@ def test_what_cannot_be_exported_says_why_and_what_to_do(tmp_path, monkeypatch):
         Point.of(Branching(), Gaussian(0.1)).export(tmp_path / "m.pt2", torch.ones(2, 2))
     with pytest.raises(TypeError, match=r"begins with Branching|begins with Conv2d"):
         Point.of(nn.Sequential(nn.Conv2d(1, 1, 1), nn.Flatten()), Gaussian(0.1)).export(tmp_path / "m.pt2")
+    with pytest.raises(BadData, match="inputs must have a few rows"):
+        q.export(tmp_path / "m.pt2", torch.zeros(0, 2))
     half = Point.of(nn.Linear(2, 1).bfloat16(), Gaussian(0.1))
     with pytest.raises(TypeError, match=r"onnx.*(?:float32|\.pt2)"):
         half.export(tmp_path / "m.onnx")

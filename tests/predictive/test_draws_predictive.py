@@ -16,6 +16,7 @@ from posterity.errors import BadData
 from posterity.likelihoods import Categorical, Custom, Gaussian, Poisson, StudentT
 from posterity.numerics.random import Key
 from posterity.predictive import ClassPredictive, DrawsPredictive, Predictive, from_outputs
+from posterity.predictive.predictive import quantiles_of_normals
 
 
 def every_mask(inputs: dict[str, Tensor], scaled: bool) -> Tensor:
@@ -223,3 +224,15 @@ def test_a_density_alone_gives_log_scores() -> None:
         pred.quantile(0.5)
     with pytest.raises(BadData, match="one row for each of the 4 predictions"):
         pred.log_prob(y[:3])
+
+
+def test_quantiles_of_many_rows_take_as_few_steps_as_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    means, scales = Key(5).normal((30, 2000), torch.float64), Key(6).uniform((30, 2000), torch.float64) + 0.05
+    calls, cdf = list[int](), torch.special.ndtr
+    monkeypatch.setattr(torch.special, "ndtr", lambda x: calls.append(1) or cdf(x))
+    found = quantiles_of_normals(means, scales, [0.025, 0.5, 0.975])
+    assert len(calls) < 20
+    for quantiles, p in zip(found, (0.025, 0.5, 0.975), strict=True):
+        torch.testing.assert_close(
+            cdf((quantiles - means) / scales).mean(0), torch.full_like(quantiles, p), rtol=0, atol=1e-14
+        )

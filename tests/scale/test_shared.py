@@ -62,6 +62,10 @@ def test_errors_come_in_every_process(of_three):
         assert answers["first"] == "BadFolder: nothing there"
         assert "a batch that several processes share needs outputs of rows that do not depend" in answers["norm"]
         assert "Got another data in process 1 than in process 0: give each of them all rows" in answers["other rows"]
+        for name in ("other callbacks", "other checkpoint"):
+            assert (
+                "Got another kind of callbacks or checkpoint in process 1 than in process 0: give them" in answers[name]
+            )
         assert "Got another start in process 1 than in process 0: call torch.manual_seed" in answers["other weights"]
 
 

@@ -57,7 +57,7 @@ class Access:
         name = _name(host)
         if name is None:
             return False
-        if name in self.hosts:
+        if name in map(str.lower, self.hosts):
             return True
         try:  # an address is no name that others could point at it; the loopback alone has a closed list
             return self.token is not None and bool(ipaddress.ip_address(name))

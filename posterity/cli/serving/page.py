@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from posterity.cli.frame.folders import Run
@@ -38,7 +39,7 @@ def run_page(path: Path, run: Run) -> str:
 def docs_page(schema: Mapping[str, Any], columns: Sequence[str]) -> str:
     """What the server answers, on one page."""
     example = json.dumps([dict.fromkeys(columns, 1.0)])
-    curl = f"curl -H 'Content-Type: application/json' -d '{example}' http://localhost:8000/predict"
+    curl = f"curl -H 'Content-Type: application/json' -d {quote(example)} http://localhost:8000/predict"
     routes = {
         f"{method.upper()} {path}": operation.get("summary", "")
         for path, methods in schema["paths"].items()

@@ -55,7 +55,7 @@ class Reader:
 
     def read(self, body: bytes, kind: str, level: str | None) -> Asked:
         """Read a body of this content type; `level` is that of the address."""
-        wanted: Any = _number(level) if level is not None else None
+        wanted: Any = None if level is None else _number(level) or level
         if kind == "text/csv":
             source = self._from_text(body)
         else:
@@ -136,7 +136,8 @@ class Reader:
             raise Refused(422, "The body must be CSV in UTF-8, and cannot be decoded. Save it as UTF-8.") from None
         if body.startswith(_PACKED) or "\0" in text:
             raise Refused(422, "The body must be plain CSV, and it is packed or binary. Unpack it.")
-        self._check_count(max(1, min(text.count("\n"), text.count("\r") or len(text))) if text.strip() else 0)
+        ends = min(text.count("\n"), text.count("\r") or len(text))  # of lines, the first of which has the names
+        self._check_count(max(1, ends - 1) if text.strip() else 0)
         how = {name: self._run.config.get(name) for name in describe(ReadingOptions)}
         try:
             table = read_table(_NAME, data=body, **{**how, "encoding": None})  # type: ignore[arg-type]  # checked there

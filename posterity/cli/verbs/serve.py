@@ -56,7 +56,7 @@ def serve(run: o.Run, wanted: ServeOptions, quiet: o.Quiet = False) -> None:
 
     Rows come as JSON or CSV, and get what 'posterity predict' prints. SIGTERM ends it when all requests are answered.
     """
-    token = wanted.token or os.environ.get(TOKEN) or None
+    token = (wanted.token or os.environ.get(TOKEN) or "").strip() or None  # a file of it may end with a new line
     if wanted.host not in LOOPBACK and token is None:
         raise UsageError(
             f"serve: {wanted.host} can be reached from other computers, and needs a token.",

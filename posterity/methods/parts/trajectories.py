@@ -113,6 +113,8 @@ class Trajectories(Sampler):
             ended = state.step + 1 == self.warmup
             tuning = tuning._replace(length=(search.average if ended else search.log_length).exp())
             known = {} if ended else {**known, "length": search._asdict()}
+        elif self.step_size is None:  # longer steps are not taken, so that the search would find no end
+            tuning = tuning._replace(step_size=torch.minimum(tuning.step_size, there(tuning.length)))
         return grad, tuning, known
 
 
