@@ -29,7 +29,6 @@ import posterity
 from posterity.cli.frame.output import Terminal, console, log, one_thread, option_values, print_json
 from posterity.cli.frame.spread import command
 from posterity.options import option, words
-from posterity.report.html import Picture, facts, figure, page, paragraph, section
 from posterity.storage.disk import write_file
 
 OUTPUT = "Output"
@@ -102,6 +101,8 @@ def run_study(name: str, settings: Any, output: Output) -> None:
 
 def study_page(name: str, folder: Path, document: dict[str, Any], printed: str) -> str:
     """The page of a study: what it prints, and its figures as long as the page stays under PAGE bytes."""
+    from posterity.report.html import Picture, facts, figure, page, paragraph, section  # torch comes along
+
     summary, _ = summary_and_examples(name)
     drawn = [path for file in document["figures"] if (path := folder / file).suffix == ".png" and path.is_file()]
     pictures, left = [], PAGE

@@ -13,6 +13,7 @@ import posterity as po
 from posterity import methods
 from posterity.cli import verbs
 from posterity.cli.frame import options
+from posterity.cli.frame.executors import ExecutorOption
 from posterity.cli.main import EXAMPLES, app
 from posterity.cli.verbs.compare import Files
 from posterity.cli.verbs.fit import FoldOptions, RunOptions
@@ -31,6 +32,7 @@ GROUPS = (
     options.MethodsOption,
     options.ReadingOptions,
     options.TableOptions,
+    ExecutorOption,
     FoldOptions,
     RunOptions,
     Files,
@@ -133,16 +135,16 @@ def test_every_option_of_fit_compare_and_plan_is_a_field_or_shared():
     fields = {name for group in GROUPS for name in describe(group)}
     for verb in ("fit", "compare", "plan"):
         names = {parameter.name for parameter in get_command(app).commands[verb].params}
-        assert names - fields <= {"data", "device", "quiet", "as_json", "help"}
+        assert names - fields <= {"data", "device", "quiet", "as_json", "help", "world_size"}
         assert set(describe(Settings)) <= names
 
 
 def test_examples_in_the_help_can_be_parsed(run):
-    assert set(EXAMPLES) == {"compare", "fit", "predict", "evaluate", "plan"}
+    assert set(EXAMPLES) == {"compare", "fit", "predict", "evaluate", "export", "plan", "serve"}
     for verb, lines in EXAMPLES.items():
         shown = " ".join(run(verb, "--help").out.split())
         for line in lines:
-            program, first, *words = line.split()
+            program, first, *words = line.removeprefix("POSTERITY_TOKEN=... ").split()
             assert (program, first) == ("posterity", verb)
             assert line in shown
             get_command(app).commands[verb].make_context(verb, words)

@@ -10,7 +10,7 @@ from torch import Tensor
 import posterity as po
 from posterity.likelihoods import Gaussian
 from posterity.methods import LowRankGaussian, low_rank_gaussian
-from posterity.methods.low_rank_gaussian import _add_entropy_grad, _inner, _split
+from posterity.methods.low_rank_gaussian import _add_entropy_grad, _eliminated, _inner, _inverse_root, _split
 from posterity.model import Batch
 from posterity.networks import MLP
 from posterity.numerics import Key
@@ -129,7 +129,11 @@ def test_entropy_where_own_and_shared_variances_differ_by_much(
     squares = values.square()
     torch.testing.assert_close(torch.logdet(inner), squares.log1p().sum(-1), rtol=1e-9, atol=1e-9)
     grads = torch.ones(2, 5, dtype=FLOAT64), torch.ones(2, 3, 5, dtype=FLOAT64)
-    _add_entropy_grad(torch.linalg.cholesky(inner), scale, factor, *grads)
+    inverse, log_root = _inverse_root(inner)
+    torch.testing.assert_close(log_root, 0.5 * squares.log1p().sum(-1), rtol=1e-9, atol=1e-9)
+    for mine, known in zip(_eliminated(inner), (inverse, log_root), strict=True):
+        torch.testing.assert_close(mine, known, rtol=1e-9, atol=1e-9)
+    _add_entropy_grad(inverse, scale, factor, *grads)
     own = 1.0 - ((squares / (1.0 + squares)).unsqueeze(-1) * right.square()).sum(-2)  # scale^2 diag(covariance^-1)
     shared = left * (values / (1.0 + squares)).unsqueeze(-2) @ right / scale.unsqueeze(-2)  # factor covariance^-1
     torch.testing.assert_close(grads[0], 1.0 + own, rtol=1e-9, atol=1e-9)

@@ -12,6 +12,8 @@ from posterity.recipes.methods import RECIPES
 
 DATA_NAMES = ("two-moons", "sine", "line", "blobs", "waves")
 OUTPUT = "Output"
+REPORT: Any = option(None, help="Write all of it as one HTML page, with figures.", unit="FILE", panel=OUTPUT)
+"""The field `report` of each verb that can write a page."""
 
 Data = Annotated[
     str,

@@ -27,9 +27,7 @@ class Files:
     figure: Path | None = option(
         None, help="Draw the predictions: a PNG, PDF or SVG file.", unit="FILE", panel=o.OUTPUT
     )
-    report: Path | None = option(
-        None, help="Write all of it as one HTML page, with figures.", unit="FILE", panel=o.OUTPUT
-    )
+    report: Path | None = o.REPORT
 
 
 @command

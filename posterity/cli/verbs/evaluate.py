@@ -61,7 +61,7 @@ class EvaluateOptions:
     importance: bool = option(
         False, help="How much the NLL rises when a column is permuted, for each.", flags=("--importance",)
     )
-    report: Path | None = option(None, help="Write it as one HTML page, with figures.", unit="FILE", panel=o.OUTPUT)
+    report: Path | None = o.REPORT
 
 
 @command

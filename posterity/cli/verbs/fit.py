@@ -47,9 +47,7 @@ class RunOptions:
         panel=o.OUTPUT,
     )
 
-    report: Path | None = option(
-        None, help="Write scores, figures and diagnostics of the run as one HTML page.", unit="FILE", panel=o.OUTPUT
-    )
+    report: Path | None = o.REPORT
 
     def __post_init__(self) -> None:
         check(self)
