@@ -29,7 +29,6 @@ import posterity
 from posterity.cli.frame.output import Terminal, console, log, one_thread, option_values, print_json
 from posterity.cli.frame.spread import command
 from posterity.options import option, words
-from posterity.storage.disk import write_file
 
 OUTPUT = "Output"
 PAGE = 1_300_000  # bytes of the figures in the page of a study
@@ -68,6 +67,8 @@ def summary_and_examples(name: str) -> tuple[str, str]:
 
 def run_study(name: str, settings: Any, output: Output) -> None:
     """Run a study: check, compute, draw, write results.json, and print it or what its `show` prints."""
+    from posterity.storage.disk import write_file  # torch comes along
+
     folder = Path(output.out or f"study-{name}")
 
     def report(line: str) -> None:
@@ -152,6 +153,7 @@ def write_results(
     from importlib.metadata import version
 
     from posterity.report.files import machine
+    from posterity.storage.disk import write_file
 
     out = folder.name if folder.is_absolute() else str(folder)  # results are passed on: no places of this computer
     document = {

@@ -242,7 +242,7 @@ def read_shards(
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
-    >>> path = Path(folder.name) / "rows.npy"
+    >>> path = f"{folder.name}/rows.npy"
     >>> np.save(path, np.arange(6.0).reshape(3, 2))
     >>> rows = read_shards(path)
     >>> len(rows), next(rows.blocks()).inputs.shape
