@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from posterity import errors
-from posterity.errors import PosterityError, positive, positive_whole
+from posterity.errors import BadData, BadFolder, PosterityError, positive, positive_whole
 from posterity.processes import Group, LostProcess, using
 from posterity.scale.sums import Node, bounds, branch_sum, branches
 
@@ -28,7 +27,7 @@ _LOST = (
     "Another process of this run has ended or does not answer ({reason}), so this one, {rank} of {size}, ends as well. "
     "Start all of them again: a run with a checkpoint resumes from its last stored step, with any number of processes."
 )
-_ERRORS = {"ok": None, **{kind.__name__: kind for kind in (PosterityError, errors.BadData, errors.BadFolder)}}
+_ERRORS = {"ok": None, **{kind.__name__: kind for kind in (PosterityError, BadData, BadFolder)}}
 
 
 class TorchGroup(Group):

@@ -19,7 +19,7 @@ def test_an_unknown_study_is_met_with_the_nearest(run):
     error, hint = result.err.splitlines()
     assert "'logistic'" in error
     assert hint == (
-        "hint: the studies are calibration, collapse, dropout, gradients, hyperparameters, images, logistic, "
+        "hint: the studies are calibration, collapse, dropout, fidelity, gradients, hyperparameters, images, logistic, "
         "misspecification, mixtures, moons, penalties, posteriors, surface, temperature, uci."
     )
 
