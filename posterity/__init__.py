@@ -42,7 +42,8 @@ if TYPE_CHECKING:
         scale,
         theory,
     )
-    from posterity.inference import Checkpoint, EarlyStopping, infer, plan
+    from posterity.inference import Checkpoint, EarlyStopping, plan
+    from posterity.inference.infer import infer
     from posterity.model import Density, Joint, Network, Tempering, as_data
     from posterity.numerics import Key
     from posterity.posteriors import continued
