@@ -5,6 +5,7 @@ import importlib
 import inspect
 import itertools
 import pkgutil
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -30,16 +31,19 @@ def reference() -> str:
     return "\n".join(sections)
 
 
+@cache
 def public_packages() -> list[ModuleType]:
     """Return the packages that are attributes of `posterity`."""
     return [package for package in _packages() if package.__name__.removeprefix("posterity.") in posterity.__all__]
 
 
+@cache
 def inner_packages() -> list[ModuleType]:
     """Return the other packages that export names."""
     return [package for package in _packages() if package not in public_packages() and exported(package)]
 
 
+@cache
 def _packages() -> list[ModuleType]:
     return [
         importlib.import_module(info.name)
@@ -48,6 +52,7 @@ def _packages() -> list[ModuleType]:
     ]
 
 
+@cache
 def exported(package: ModuleType) -> list[str]:
     """Return the names that a package exports; a module without `__all__` exports its classes."""
     classes = [name for name, value in vars(package).items() if getattr(value, "__module__", "") == package.__name__]
@@ -83,6 +88,7 @@ def constant_docstring(package: ModuleType, name: str) -> str | None:
     return None
 
 
+@cache
 def home(package: ModuleType, name: str) -> str:
     """Return the module that the package imports `name` from."""
     imports = [node for node in ast.walk(ast.parse(inspect.getsource(package))) if isinstance(node, ast.ImportFrom)]
