@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.curvature.curvature import Rows
-from posterity.curvature.structure import RECENT, Structure, Sums, added, counted, settled
+from posterity.curvature.structure import RECENT, Products, Structure, Sums, added, counted, settled
 from posterity.curvature.survey import Place, Survey
 from posterity.errors import positive_whole
 from posterity.precisions.diagonal import Diagonal as DiagonalPrecision
@@ -47,6 +47,16 @@ class Diagonal(Structure):
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
         return 8 * 4 * survey.size
+
+    def products(self, survey: Survey, num_data: int, columns: int) -> Products | None:
+        """The squares of the gradients: they factor where a layer acts at one position, else each is formed."""
+        if any(place.kind != "matrix" for place in survey.places):
+            return None
+        a_row = 0
+        for place in survey.places:
+            positions = place.positions * place.times
+            a_row += place.block.size * (1 if positions == 1 else columns * (positions + 1))
+        return Products(a_row, 0, survey.size)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posterity.curvature.curvature import Rows
-from posterity.curvature.structure import RECENT, Structure, Sums, added, counted, settled
+from posterity.curvature.structure import RECENT, Products, Structure, Sums, added, counted, settled
 from posterity.curvature.survey import PLAIN, Place, Survey
 from posterity.jacobians.convolution import Convolution
 from posterity.jacobians.jacobian import Jacobian, Stacked
@@ -84,6 +84,23 @@ class Kronecker(Factored):
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
         # Both factors, their eigenvectors and summands, and a few numbers per weight.
         return 8 * sum(5 * _factor_entries(place) + 4 * place.block.size for place in survey.places)
+
+    def products(self, survey: Survey, num_data: int, columns: int) -> Products | None:
+        """Upper halves of both factors of each layer, and the cubes of their sizes for the decomposition."""
+        if any(place.kind != "matrix" or _whole(place) or is_wide(place) for place in survey.places):
+            return None
+        a_row = once = summed = 0
+        for place in survey.places:
+            rows, width = place.block.rows // place.groups, place.block.width
+            a_row += place.groups * place.positions * place.times * (_half(width) + columns * _half(rows))
+            once += place.groups * (rows**3 + width**3)
+            summed += place.groups * (_half(rows) + _half(width))
+        return Products(a_row, once, summed)
+
+
+def _half(size: int) -> int:
+    """Entries of the upper half of a symmetric matrix."""
+    return size * (size + 1) // 2
 
 
 def _whole(place: Place) -> bool:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,14 @@ ROWS = "rows"  # the entry whose values for parts of the rows are joined, not ad
 BATCHES = "batches"  # the number of batches
 RECENT = "recent "  # prefix of sums over the last few batches, in the dtype of the weights
 TOGETHER = 8  # number of those batches: adding each batch in float64 would take as long as its products
+
+
+class Products(NamedTuple):
+    """Multiply-adds `a_row` that a structure adds, those `once` at the end, and the numbers `summed` over the rows."""
+
+    a_row: int
+    once: int
+    summed: int
 
 
 class Structure(ABC):
@@ -67,6 +75,10 @@ class Structure(ABC):
     @abstractmethod
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
         """Upper bound on the bytes of the sums and the precision, for `columns` columns per row."""
+
+    def products(self, survey: Survey, num_data: int, columns: int) -> Products | None:
+        """Multiply-adds beside those of the passes through the network; by default None, not known."""
+        return None
 
 
 def added(sums: Sums, **values: Tensor) -> Sums:
@@ -176,6 +188,10 @@ class Full(Structure):
         # Matrix, summand, precision, factor and copies; or rows and their inner products.
         size, rows = survey.size, num_data * columns
         return 8 * 4 * (rows * size + rows**2) if rows < size else 8 * 6 * size**2
+
+    def products(self, survey: Survey, num_data: int, columns: int) -> Products | None:
+        small = min(survey.size, num_data * columns)  # inner products of rows, where there are fewer of them
+        return Products(columns * survey.size * small, small**3 // 3, survey.size**2)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Plans: the memory that a run takes, and what the machine has, before anything is allocated."""
+"""Plans: the memory and the time that a run takes, and what the machine has, before anything is allocated."""
 
 import os
 from contextlib import suppress
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive_whole
+from posterity.inference.costs import Time, estimate
 from posterity.inference.method import PREDICTED_ROWS, Method, check_arguments, with_passes
 from posterity.model.batch import Inputs, map_inputs, num_rows
 from posterity.model.data import Data, NoData, TensorData
@@ -73,6 +74,13 @@ def fit_bytes(
     }
 
 
+def first_rows(data: Data, number: int, device: torch.device) -> Inputs:
+    """Return the inputs of the first rows on the device; they repeat where there are fewer."""
+    given = data.first().member(0).inputs
+    indices = [index % num_rows(given) for index in range(number)]
+    return map_inputs(lambda tensor: tensor[indices].to(device), given)
+
+
 def activation_bytes(joint: Problem, data: Data, rows: int | None) -> int:
     """Return the bytes that a forward pass of this many rows (None: all) keeps for the backward pass.
 
@@ -80,15 +88,10 @@ def activation_bytes(joint: Problem, data: Data, rows: int | None) -> int:
     """
     if joint.network is None:
         return 0
-    given, network = data.first().member(0).inputs, joint.network.member(0)
+    network = joint.network.member(0)
     count = min(data.num_data, data.num_data if rows is None else rows, network.passes.micro_batch or data.num_data)
-
-    def first_rows(number: int) -> Inputs:
-        indices = [index % num_rows(given) for index in range(number)]  # rows repeat where there are fewer
-        return map_inputs(lambda tensor: tensor[indices].to(joint.device), given)
-
     kept = []
-    for inputs in map(first_rows, (2, 3)):
+    for inputs in (first_rows(data, number, joint.device) for number in (2, 3)):
         leaves = [view.detach().requires_grad_() for view in network.views(network.initial)]
         own = {leaf.untyped_storage().data_ptr() for leaf in leaves}
         seen: dict[int, int] = {}
@@ -113,7 +116,7 @@ class Plan:
     `world_size` is the number of devices that share the work; each has all rows and weights, and its part of every
     batch. `method` names the method and its settings. `alternatives` are other settings for the same problem with
     their total bytes, best first. `predictions` are the bytes of later predictions at 1,024 rows, which are not part
-    of the run. `memory` is None if unknown.
+    of the run. `memory` is None if unknown. `time` is an estimate of the run's time, None where it is not modelled.
     """
 
     method: str
@@ -123,6 +126,7 @@ class Plan:
     alternatives: dict[str, int] = field(default_factory=dict)
     predictions: int = 0
     world_size: int = 1
+    time: Time | None = None
 
     @property
     def total(self) -> int:
@@ -155,7 +159,8 @@ class Plan:
         lines += [line("total", self.total, judged=True), line("memory of the device", self.memory)]
         lines += [line(LATER, self.predictions)] if self.predictions else []
         lines += ["in all with"] if self.alternatives else []
-        return "\n".join([*lines, *(line(name, needed, judged=True) for name, needed in self.alternatives.items())])
+        lines += [line(name, needed, judged=True) for name, needed in self.alternatives.items()]
+        return "\n".join([*lines, *(["time: not modelled"] if self.time is None else self.time.lines())])
 
 
 def plan(
@@ -171,8 +176,9 @@ def plan(
 
     `precision` and `micro_batch` are those of `infer`. With a `world_size` the memory is that of each of so many
     devices, between which the work on a batch is divided; rows, weights, moments and curvature are on each of them
-    whole. The network is run on a few rows to see how it uses its weights. The memory of torch and Python themselves,
-    some hundred MB, is not counted.
+    whole. The network is run on a few rows to see how it uses its weights. The plan has an estimate of the time too, at
+    the rates of a machine that it names (docs/scale-costs.md). The memory of torch and Python themselves, some hundred
+    MB, is not counted.
 
     >>> from posterity.likelihoods import Categorical
     >>> from posterity.methods import Laplace
@@ -197,7 +203,9 @@ def plan(
     others = {name: held + other.footprint(joint, rows).total for name, other in footprint.alternatives().items()}
     parts = {"data": held, **footprint.parts} if held else {**footprint.parts}
     memory = device_memory(joint.device)
-    return Plan(footprint.words, str(joint.device), parts, memory, others, footprint.predictions, world_size)
+    modelled = isinstance(rows, TensorData) and precision is None  # the rates are of rows in memory
+    time = estimate(method.work(joint, rows) if modelled else None, joint.device.type, world_size)
+    return Plan(footprint.words, str(joint.device), parts, memory, others, footprint.predictions, world_size, time)
 
 
 def _divided(method: Method, data: Data, world_size: int) -> tuple[Method, Data]:

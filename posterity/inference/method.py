@@ -1,4 +1,4 @@
-"""The protocol of methods: five functions, traits and a footprint; the base of methods that follow gradients."""
+"""The protocol of methods: five functions, traits, a footprint and work; the base of methods that follow gradients."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -82,6 +82,32 @@ class Footprint:
         return replace(self, parts={name: max(self.parts.get(name, 0), other.parts.get(name, 0)) for name in names})
 
 
+@dataclass(frozen=True)
+class Work:
+    """The work of a run on one device, counted from shapes; `posterity.inference.costs` makes times of it.
+
+    `kind` names the rates that apply, `unit` what is counted: "step", or "leapfrog" and the like. A unit takes so many
+    `multiply_adds` and moves so many `moved` bytes between memory and processor. `units` is the number in a run, None
+    where the run decides it. `once` are the multiply-adds after the last unit. `summed` numbers, of `itemsize` bytes,
+    are added up over the devices that share the rows: after each unit, or only at the end if `summed_once`.
+    """
+
+    kind: str
+    multiply_adds: int
+    moved: int
+    summed: int
+    itemsize: int
+    units: int | None = None
+    unit: str = "step"
+    once: int = 0
+    summed_once: bool = False
+
+    def times(self, members: int) -> "Work":
+        """Return the work of so many members that step together."""
+        counts = {name: members * getattr(self, name) for name in ("multiply_adds", "moved", "summed", "once")}
+        return replace(self, **counts)
+
+
 def theta_bytes(joint: Problem, size: int | None = None) -> int:
     """Return the bytes of a vector of this size (None: theta's), times the number of members of the problem."""
     return (joint.num_members or 1) * (joint.size if size is None else size) * joint.dtype.itemsize
@@ -125,6 +151,10 @@ class Method(ABC):
         """Return the memory of a run; by default theta and its gradient."""
         words = f"{type(self).__name__} over {joint.num_weights:,} weights"
         return Footprint(words, {"weights": 3 * theta_bytes(joint), "gradient": 2 * theta_bytes(joint)})
+
+    def work(self, joint: Problem, data: Data) -> Work | None:
+        """Return the work of a run, if it is modelled; by default None. `plan` says the time it takes."""
+        return None
 
     @abstractmethod
     def batches(self, data: Data, key: Key) -> Feed:

@@ -11,9 +11,10 @@ from torch import Tensor
 from posterity.curvature.derivatives import derivatives
 from posterity.errors import check_batch_size
 from posterity.evidence import laplace_evidence
-from posterity.inference.method import Footprint, Info, Method, Traits, theta_bytes
+from posterity.inference.method import Footprint, Info, Method, Traits, Work, theta_bytes
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.methods.parts.linear_model import at_zero, placed, precision_root, refuse_curved
+from posterity.methods.parts.work import row_outputs
 from posterity.model import Batch, Data, Feed, Joint, Problem
 from posterity.model.scales import leaves_out, random_log_prior
 from posterity.model.weights import entry_weights, output_weights, weighted_log_prob
@@ -83,6 +84,14 @@ class Conjugate(Method):
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         parts = {"weights": 3 * theta_bytes(joint), "curvature and precision": 5 * 8 * joint.num_random**2}
         return replace(super().footprint(joint, data), parts=parts)
+
+    def work(self, joint: Problem, data: Data) -> Work | None:
+        rows = data.num_data if self.batch_size is None else min(self.batch_size, data.num_data)
+        outputs = row_outputs(joint.as_joint("Conjugate"), data)
+        height, width = rows * outputs + joint.num_random, joint.num_random
+        units, sums = -(-data.num_data // rows), width * (width + 1) // 2
+        products, moved = height * width**2, 3 * 8 * height * width
+        return Work("Conjugate", products, moved, sums, 8, units, "batch", summed_once=True)
 
     def batches(self, data: Data, key: Key) -> Feed:
         return data.passes(self.batch_size)

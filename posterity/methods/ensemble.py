@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posterity.errors import positive_whole, shown
 from posterity.inference.infer import Start, starting_point, with_scales
-from posterity.inference.method import Footprint, Info, Method, Traits
+from posterity.inference.method import Footprint, Info, Method, Traits, Work
 from posterity.inference.run import Trace
 from posterity.inference.task import Task
 from posterity.model.data import Batch, Data, Feed, OwnOrders, Reordered, TensorData
@@ -172,6 +172,10 @@ class Ensemble(Method):
             own.predictions,
             lambda: {name: replace(self, method=other) for name, other in own.alternatives().items()},
         )
+
+    def work(self, joint: Problem, data: Data) -> Work | None:
+        own = self.method.work(joint, data)
+        return own and own.times(self.size if joint.num_members is None else 1)
 
     def batches(self, data: Data, key: Key) -> Feed:
         """The batches of the method, with rows in memory in another order for each member."""

@@ -8,9 +8,12 @@ from torch import Tensor
 
 from posterity.errors import fraction, positive_whole
 from posterity.inference.acceleration import Potential
+from posterity.inference.method import Work
 from posterity.kernels import DiagonalMass, Mass, Move, Place, whitened
 from posterity.kernels.hamiltonian import judged, leapfrog
 from posterity.methods.parts.sampler import Sampler, SamplerState, Tuning
+from posterity.methods.parts.work import leapfrog_work
+from posterity.model import Data, Problem
 from posterity.numerics.random import Key
 from posterity.storage import clone
 
@@ -58,6 +61,10 @@ class HMC(Sampler):
         super().__post_init__()
         positive_whole("HMC.steps", self.steps)
         fraction("HMC.jitter", self.jitter)
+
+    def work(self, joint: Problem, data: Data) -> Work | None:
+        transitions = self.warmup + self.draws * self.thin
+        return leapfrog_work(joint, data, self.chains, self.steps * transitions)
 
     def _transition(self, target: Potential, state: SamplerState, key: Key) -> tuple[Place, Move, SamplerState]:
         place, tuning = state.place, Tuning(**state.tuning)

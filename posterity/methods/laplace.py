@@ -33,11 +33,12 @@ from posterity.errors import check_batch_size
 from posterity.evidence import PerTensor, PredictiveFit, Tuning
 from posterity.evidence.cavities import LEAVE_ONE_OUT
 from posterity.inference.memory import refuse_too_large
-from posterity.inference.method import PREDICTED_ROWS, Footprint, Info, Method, Traits, theta_bytes
+from posterity.inference.method import PREDICTED_ROWS, Footprint, Info, Method, Traits, Work, theta_bytes
 from posterity.jacobians.jacobian import chunk_size
 from posterity.methods.parts.gaussian_at_mode import Fit, gaussian_at_mode, prior_precision, side_by_side, with_rows
 from posterity.methods.parts.subset import AllWeights, KnownCurvature, LastLayer, Subset, largest
 from posterity.methods.parts.width_cost import that_predicts
+from posterity.methods.parts.work import curvature_work
 from posterity.model import Buffers, Joint, Problem
 from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, Feed, NoData
@@ -264,6 +265,13 @@ class Laplace(Method):
         }
         words = self._words(joint.narrowed(chosen))
         return Footprint(words, parts, predictions, lambda: self._alternatives(given, inputs))
+
+    def work(self, joint: Problem, data: Data) -> Work | None:
+        if joint.network is None or not isinstance(self.subset, AllWeights):
+            return None
+        given, parts = joint.as_joint("Laplace"), self.footprint(joint, data).parts
+        moved = 2 * (parts["derivatives of some rows"] + parts["curvature and precision"])
+        return curvature_work(given, data, self.batch_size, self.curvature, self.structure_for(given), moved)
 
     def _words(self, joint: Problem) -> str:
         """Name of the method with the settings that decide its size."""

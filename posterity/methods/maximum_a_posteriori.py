@@ -10,10 +10,11 @@ from torch.utils.data import DataLoader
 
 from posterity.errors import BadData, check_batch_size, of_kinds, positive_whole
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import Footprint, GradientFit, Info, Traits, theta_bytes
+from posterity.inference.method import Footprint, GradientFit, Info, Traits, Work, theta_bytes
 from posterity.methods.parts.gradient_runs import usual_steps
 from posterity.methods.parts.mode_distance import DISTANCE_VECTORS, measured_distance
 from posterity.methods.parts.width_cost import plug_in_excess
+from posterity.methods.parts.work import gradient_work
 from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.model.batch import named_tensors
 from posterity.model.data import NoData, StreamData
@@ -190,6 +191,12 @@ class MAP(GradientFit):
         fit = super().footprint(joint, data).plus(fit_bytes(self.optimizer, joint, data, self.batch_size))
         fit = fit.plus({"distance to the mode": DISTANCE_VECTORS * 8 * (joint.num_members or 1) * joint.size})
         return fit.plus({"proximal step": 6 * theta_bytes(joint)}) if self.proximal else fit
+
+    def work(self, joint: Problem, data: Data) -> Work | None:
+        if self.proximal or not isinstance(self.optimizer, Adam):
+            return None
+        own = gradient_work("MAP", joint, data, self.batch_size, vectors=14)
+        return own and replace(own, units=self.chosen("steps"))
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> MAPState:
         theta = theta.clone()

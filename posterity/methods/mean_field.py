@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posterity.errors import of_kinds, positive
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import BatchSize, Footprint, Info, Traits, theta_bytes
+from posterity.inference.method import BatchSize, Footprint, Info, Traits, Work, theta_bytes
 from posterity.methods.parts.gradients.drawn_weights import WeightSampling
 from posterity.methods.parts.gradients.estimator import (
     Estimator,
@@ -116,6 +116,9 @@ class MeanField(VariationalFit):
         own = {"means and scales": 3 * theta_bytes(joint, size), "gradient": 3 * theta_bytes(joint, size)}
         fit = fit_bytes(self.chosen("optimizer"), joint, data, self._rows, size)
         return replace(super().footprint(joint, data), parts={**own, **fit})
+
+    def work(self, joint: Problem, data: Data) -> Work | None:
+        return self._sampled_work(joint, data, vectors=20)
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> MeanFieldState:
         log_scales = initial_log_scales(joint, self.scale_rule, theta)

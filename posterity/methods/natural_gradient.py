@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posterity.errors import fraction, of_kinds, positive, shown
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import BatchSize, Footprint, Info, Traits, theta_bytes
+from posterity.inference.method import BatchSize, Footprint, Info, Traits, Work, theta_bytes
 from posterity.methods.parts.gradients.drawn_weights import WeightSampling
 from posterity.methods.parts.gradients.estimator import (
     Estimator,
@@ -156,6 +156,9 @@ class NaturalGradient(VariationalFit):
         }
         fit = fit_bytes(self.chosen("optimizer"), joint, data, self._rows, size - count)
         return replace(super().footprint(joint, data), parts={**own, **fit})
+
+    def work(self, joint: Problem, data: Data) -> Work | None:
+        return self._sampled_work(joint, data, vectors=14)
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> NaturalGradientState:
         log_scales = initial_log_scales(joint, self.scale_rule, theta)

@@ -9,8 +9,11 @@ from torch import Tensor
 
 from posterity.errors import positive_whole
 from posterity.inference.acceleration import Potential
+from posterity.inference.method import Work
 from posterity.kernels import DiagonalMass, Mass, Move, Place, no_u_turn
 from posterity.methods.parts.sampler import SMALLEST, KeptDraw, Sampler, SamplerState, Tuning
+from posterity.methods.parts.work import leapfrog_work
+from posterity.model.data import Data
 from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 from posterity.posteriors.samples import CUT_OFF, Samples
@@ -67,6 +70,9 @@ class NUTS(Sampler):
         """Samples whose statistics say which trajectories were cut off at `max_depth`."""
         q = super().posterior(joint, kept)
         return replace(q, statistics={**q.statistics, CUT_OFF: q.statistics["depth"] >= self.max_depth})
+
+    def work(self, joint: Problem, data: Data) -> Work | None:
+        return leapfrog_work(joint, data, self.chains, None)
 
     def _transition(self, target: Potential, state: SamplerState, key: Key) -> tuple[Place, Move, SamplerState]:
         place, tuning = state.place, Tuning(**state.tuning)

@@ -63,6 +63,14 @@ def test_devices_that_share_the_rows_are_counted(run):
         assert shared["parts"]["weights"] == whole["parts"]["weights"]
     result = run("plan", "two-moons", "--hidden", "6", "--world-size", "8")
     assert ", on each of 8 that share the rows\n" in result.out
+    assert "\ntime: not modelled\n" in result.out  # the mode is searched by L-BFGS
+    words = ("plan", "two-moons", "--hidden", "6", "--methods", "mean-field", "--device", "cpu", "--world-size")
+    estimated = run(*words, "64").out
+    assert "\ntime, an estimate at rates of " in estimated
+    assert "\n  sums over the devices, a step: " in estimated
+    assert "sums over" not in run(*words, "1").out
+    (stage,) = (each for each in json.loads(run(*words, "64", "--json").out)["stages"] if each["time"])
+    assert stage["time"]["total"] == pytest.approx(stage["time"]["units"] * stage["time"]["unit_seconds"])
     refused = run("plan", "two-moons", "--world-size", "0")
     assert refused.code == 2
     assert "--world-size must be a positive whole number. Got 0." in refused.err

@@ -1,5 +1,6 @@
-"""`posterity plan`: what methods take in memory, before anything is fitted."""
+"""`posterity plan`: what methods take in memory and time, before anything is fitted."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,7 +31,7 @@ def plan(
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
-    """Tell how much memory methods would take on DATA; nothing is fitted."""
+    """Tell how much memory and time methods would take on DATA; nothing is fitted."""
     from posterity.cli.frame.sources import say_notes
     from posterity.cli.frame.tasks import make_task, plans
 
@@ -63,6 +64,7 @@ def _document(task: "Task", needed: dict[str, "Plan"]) -> dict[str, Any]:
                 "total": each.total,
                 "fits": each.fits,
                 "predictions": each.predictions,
+                "time": None if each.time is None else {**asdict(each.time), "total": each.time.total},
                 "alternatives": [
                     {"setting": name, "total": total, "fits": each.has_room(total)}
                     for name, total in each.alternatives.items()

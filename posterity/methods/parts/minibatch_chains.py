@@ -13,11 +13,12 @@ from posterity.diagnostics.chains import rhat
 from posterity.errors import check_batch_size, of_kinds, positive, shown
 from posterity.inference.kept import kept_bytes, stacked
 from posterity.inference.memory import activation_bytes
-from posterity.inference.method import Footprint, Method, Traits, theta_bytes
+from posterity.inference.method import Footprint, Method, Traits, Work, theta_bytes
 from posterity.methods.parts.chains import APART, Chains, warn_of_unmixed
 from posterity.methods.parts.fisher import Fisher
 from posterity.methods.parts.gradient_runs import batches_in_pass, risen, usual_rate
 from posterity.methods.parts.preconditioners import Plain, Preconditioner
+from posterity.methods.parts.work import gradient_work
 from posterity.model import Buffers, Problem
 from posterity.model.data import Batch, Data, Feed, OwnOrders, TensorData
 from posterity.numerics.random import Key
@@ -188,6 +189,11 @@ class MinibatchChains(Chains):
             **kept_bytes(joint, self.chains, self.draws, statistics=0),
         }
         return Footprint(words, parts)
+
+    def work(self, joint: Problem, data: Data) -> Work | None:
+        own = gradient_work(type(self).__name__, joint, data, self.batch_size, vectors=12)
+        times = self.chains if joint.num_members is None else 1  # else the joint counts them
+        return own and replace(own.times(times), units=self.steps)
 
     def batches(self, data: Data, key: Key) -> Feed:
         """Shuffled mini-batches, in another order for each chain where the rows are in memory."""

@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from posterity.errors import of_kinds
-from posterity.inference.method import GradientFit, Info, Method, Traits
+from posterity.inference.method import GradientFit, Info, Method, Traits, Work
 from posterity.inference.run import Trace
 from posterity.methods.parts.gradient_runs import usual_steps
 from posterity.methods.parts.gradients.drawn_weights import PairedSampling, WeightSampling
 from posterity.methods.parts.gradients.estimator import Estimator
 from posterity.methods.parts.mode_search import AtMode, Search, SearchState, first_damping, search_step
 from posterity.methods.parts.width_cost import measured_width_cost
+from posterity.methods.parts.work import gradient_work
 from posterity.model import Batch, Data, Joint, Problem
 from posterity.model.data import StreamData
 from posterity.numerics.random import Key
@@ -34,6 +35,8 @@ DRAWS = 8
 SEARCH = 40
 DIAGONAL = 0.5
 """Share of a run in which a covariance grows in its diagonal alone, where the optimiser was left out."""
+PER_DRAW = 12
+"""Vectors of the size of theta that a draw of the weights moves: noise, weights, and gradients in mean and scale."""
 
 Fit = TypeVar("Fit", bound="VariationalFit")
 Start = ScaleRule | AtMode
@@ -123,6 +126,17 @@ class VariationalFit(GradientFit):
     @property
     def _rows(self) -> int | None:
         return None if self.batch_size == "auto" else self.batch_size
+
+    def _sampled_work(self, joint: Problem, data: Data, vectors: int) -> Work | None:
+        """The work where the estimator draws all weights, with so many vectors moved in a step beside its draws."""
+        estimator = self.chosen("estimator")
+        if not isinstance(estimator, (WeightSampling, PairedSampling)):
+            return None
+        summed = joint.size + joint.num_random
+        kind, draws = type(self).__name__, estimator.draws
+        vectors += PER_DRAW * draws
+        own = gradient_work(kind, joint, data, self._rows, vectors=vectors, draws=draws, summed=summed)
+        return own and replace(own, units=self.chosen("steps"))
 
     @property
     def traits(self) -> Traits:
