@@ -77,7 +77,7 @@ class Structure(ABC):
         """Upper bound on the bytes of the sums and the precision, for `columns` columns per row."""
 
     def products(self, survey: Survey, num_data: int, columns: int) -> Products | None:
-        """Multiply-adds beside those of the passes through the network; by default None, not known."""
+        """Multiply-adds on top of the passes through the network; by default None, not known."""
         return None
 
 

@@ -1,5 +1,6 @@
 """Folders of posteriors in the manner of the Hugging Face hub: config.json, model.safetensors and a model card."""
 
+import hashlib
 import inspect
 import math
 import os
@@ -23,6 +24,7 @@ from posterity.storage.part import CONFIG, JSON, TENSORS, Part, json_bytes, pack
 from posterity.storage.schema import reading
 
 WEIGHTS, CARD = "model.safetensors", "README.md"
+SEAL = "weights_sha256"  # a save that was interrupted leaves weights that are not those of the configuration
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _LIMIT = re.compile(r"\*\*Limit\*\*: (.*?)(?:\n\n|\Z)", re.DOTALL)
 
@@ -44,9 +46,11 @@ def write_pretrained(
     if folder.exists() and not folder.is_dir():
         raise BadFolder(f"'{folder}' is a file. Give a folder.")
     files = pack("posterior", part)
+    weights = b"".join(files[TENSORS])
     config: dict[str, JSON] = {"library_name": LIBRARY, "format": FORMAT, "posterior": dict(part.config)}
+    config[SEAL] = hashlib.sha256(weights).hexdigest()
     card = _card(posterior, folder.name, scores, data, intended_use, limits)
-    write_file(folder / WEIGHTS, b"".join(files[TENSORS]))
+    write_file(folder / WEIGHTS, weights)
     write_file(folder / CONFIG, json_bytes(config))
     write_file(folder / CARD, card.encode())
 
@@ -84,6 +88,8 @@ def from_pretrained(
             raise BadFolder(f"It is for {shown(stored.config['library_name'])}. Load it with that library.")
         if stored.config["format"] != FORMAT:
             raise BadFolder(f"Its format is {shown(stored.config['format'])}, and this is {FORMAT}. Upgrade posterity.")
+        if stored.config[SEAL] != hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest():
+            raise BadFolder(f"Its {WEIGHTS} and {CONFIG} are not of the same save. Save it again.")
         config: Any = stored.config["posterior"]
         if not isinstance(config, dict):
             raise BadFolder(f"Its posterior must be an object. Got {shown(config)}. Save it again.")

@@ -16,7 +16,7 @@ from posterity.errors import BadData, BadFolder, PosterityError
 from posterity.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic, Probit
 from posterity.methods import AllWeights, Laplace, MeanField
 from posterity.methods import LastLayer as Last
-from posterity.posteriors import Calibrated, Mixture, Point
+from posterity.posteriors import Calibrated, Mixture, Point, pretrained
 from posterity.posteriors.linear_chains import SLOPES
 from posterity.predictive import from_outputs
 from posterity.priors import Normal
@@ -191,6 +191,22 @@ def test_a_bad_hub_folder_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(PosterityError, match="pip install huggingface_hub"):
         po.from_pretrained("owner/name", net)
+
+
+def test_weights_of_one_save_are_not_read_under_the_configuration_of_another(tmp_path, monkeypatch):
+    net, write = nn.Linear(2, 1), pretrained.write_file
+    Point.of(net, Gaussian(5.0)).save_pretrained(tmp_path / "hub")
+
+    def interrupted(path, data):
+        if path.name == pretrained.CONFIG:
+            raise KeyboardInterrupt
+        write(path, data)
+
+    monkeypatch.setattr(pretrained, "write_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Point.of(nn.Linear(2, 1), Gaussian(0.1)).save_pretrained(tmp_path / "hub")
+    with pytest.raises(BadFolder, match="not of the same save"):
+        po.from_pretrained(tmp_path / "hub", net)
 
 
 def test_the_hub_is_asked_for_an_id(tmp_path, monkeypatch):

@@ -48,7 +48,7 @@ def executor_named(
 ) -> "Executor":
     """The executor of `jobs` fits at a time, or of one for each core; None is `processes` where `jobs` is above 1.
 
-    `threads` are those of each fit; None is as many as this process has. On a cluster each fit reserves `gpus`.
+    Each fit has `threads` threads; None is as many as this process has. On a cluster each fit reserves `gpus`.
     """
     from posterity.inference import Processes, Ray, Sequential
 

@@ -239,7 +239,7 @@ def _distance(subject: Subject, figures: dict[str, Any]) -> str:
     counts = sorted(((names.count(name), name) for name in set(names)), reverse=True)[:10]
     rows = f"{len(names):,} of {len(blamed):,} rows ({share(len(names) / len(blamed))}) are"
     told = (
-        "A row's distance is that of its farthest number from the middle of the training rows; beyond 1 it lies "
+        "A row is as far away as its farthest number is from the middle of the training rows; beyond 1 it lies "
         f"outside them by more than chance allows for about 1 % of rows like them. {rows} outside"
         + (", where a prediction is a guess of the model alone." if names else ".")
     )

@@ -54,7 +54,7 @@ class Reader:
         self.columns = list(dict.fromkeys(columns)) or [f"x{i}" for i in range(1, num_inputs(run.config) + 1)]
 
     def read(self, body: bytes, kind: str, level: str | None) -> Asked:
-        """Read a body of this content type; `level` is that of the address."""
+        """Read a body of this content type; `level` comes from the address."""
         wanted: Any = None if level is None else _number(level) or level
         if kind == "text/csv":
             source = self._from_text(body)
@@ -160,7 +160,7 @@ class Reader:
         return self._encoded(table)
 
     def _encoded(self, table: Table) -> Source:
-        """The rows of a table, encoded as those of the run's own file."""
+        """The rows of a table, encoded as the run's own file was."""
         fitted = self._run.preprocessing
         if fitted is None:
             return self._plain({name: list(table.column(name).fields) for name in table.names})
