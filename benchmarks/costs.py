@@ -93,15 +93,21 @@ class Setting:
 
     def problem(self) -> tuple[po.Joint, tuple[torch.Tensor, torch.Tensor], Method]:
         """The joint, random rows, and the method; a network of two numbers is a linear map under Gaussian noise."""
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator("cpu").manual_seed(0)
         count = self.data or (self.rows if self.name == "leapfrogs" else 4 * self.rows)
-        x = torch.randn(count, self.layers[0], generator=generator)
+        x = torch.randn(count, self.layers[0], generator=generator, device="cpu")
         torch.manual_seed(0)
         if len(self.layers) == 2:
             likelihood: Any = po.likelihoods.Gaussian(scale=1.0)
-            y, network = torch.randn(count, self.layers[-1], generator=generator), torch.nn.Linear(*self.layers)
+            y, network = (
+                torch.randn(count, self.layers[-1], generator=generator, device="cpu"),
+                torch.nn.Linear(*self.layers),
+            )
         else:
-            likelihood, y = po.likelihoods.Categorical(), torch.randint(self.layers[-1], (count,), generator=generator)
+            likelihood, y = (
+                po.likelihoods.Categorical(),
+                torch.randint(self.layers[-1], (count,), generator=generator, device="cpu"),
+            )
             network = po.networks.MLP(self.layers, activation="relu")
         joint = po.Joint(network, likelihood, po.priors.Normal(1.0), num_data=count)
         if self.name in PASSES:

@@ -12,11 +12,11 @@ COLUMNS = ("a", "b", "c")
 
 
 def rows(count: int = 100, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Inputs (N, 3), whose first column is the row number, and targets (N,)."""
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(count, 3, generator=generator)
-    inputs[:, 0] = torch.arange(count)
-    return inputs, torch.randn(count, generator=generator)
+    """Inputs (N, 3), whose first column is the row number, and targets (N,), on the CPU as all that files hold."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    inputs = torch.randn(count, 3, generator=generator, device="cpu")
+    inputs[:, 0] = torch.arange(count, device="cpu")
+    return inputs, torch.randn(count, generator=generator, device="cpu")
 
 
 def table(inputs: Tensor, targets: Tensor, **more: object) -> pa.Table:

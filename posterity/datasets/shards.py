@@ -122,10 +122,11 @@ class Shards:
 
     def take(self, rows: Tensor) -> Tensor:
         """Return the inputs at the row numbers (n,), by a pass over all rows."""
+        rows = rows.cpu()
         order = torch.argsort(rows)
         numbers, parts = rows[order], list[Tensor]()
         for block in self.blocks():
-            ends = torch.tensor([block.start, block.start + len(block.inputs)])
+            ends = torch.tensor([block.start, block.start + len(block.inputs)], device="cpu")
             low, high = torch.searchsorted(numbers, ends).tolist()
             parts.append(block.inputs[numbers[low:high] - block.start])
         taken = torch.cat(parts)
@@ -185,7 +186,7 @@ class Shards:
     def _stacked(self, columns: dict[str, Any], names: tuple[str, ...], rows: int) -> Tensor:
         """Columns of numbers as one tensor (n, D)."""
         known = torch.float32 if self.dtype == torch.bfloat16 else self.dtype  # numpy has no bfloat16
-        result = torch.empty(rows, len(names), dtype=known)
+        result = torch.empty(rows, len(names), dtype=known, device="cpu")
         np.stack([columns[name] for name in names], 1, out=result.numpy(), casting="unsafe")
         return result.to(self.dtype)
 

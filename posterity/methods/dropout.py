@@ -73,7 +73,7 @@ def prior_value_and_grad(joint: Joint, theta: Tensor, rates: tuple[LearntRate, .
             logit = weights[..., rate.logit.offset : rate.logit.offset + 1]
             own = slice(rate.weight.offset, rate.weight.offset + rate.weight.size)
             moved[..., own] = weights[..., own] * (1.0 + logit.exp()).sqrt()  # 1 / (1 - p) = 1 + exp(logit)
-            moved[..., rate.logit.offset] = 0.0
+            moved.narrow(-1, rate.logit.offset, 1).zero_()  # an assigned number would be copied from the CPU
             entropy = entropy + rate.units * binary_entropy(logit.squeeze(-1))
         value = joint.bound_prior.log_prob(moved)
         for rate in rates:  # the log density of a logit at 0, which is no part of a flat prior

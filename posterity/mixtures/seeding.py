@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance, Spherical
 from posterity.mixtures.passes import excluded, score_pieces, statistics
-from posterity.mixtures.sweeps import Components, Rows, Statistics, StoredPoints
+from posterity.mixtures.sweeps import Components, Rows, Statistics
 from posterity.numerics.random import Key
 
 INITS = ("kmeans", "k-means++", "random", "random_from_data")
@@ -75,8 +75,10 @@ def shared_at_random(rows: Rows, kind: Covariance, components: int, restarts: in
 def _subset(rows: Rows, key: Key) -> Rows:
     """The rows in memory, or `SUBSET` of them drawn with replacement where there are more."""
     count = len(rows.points)
+    if count <= SUBSET and isinstance(rows.points, Tensor):
+        return rows
     if count <= SUBSET:
-        return rows._replace(points=rows.points[torch.arange(count)]) if isinstance(rows.points, StoredPoints) else rows
+        return rows._replace(points=rows.points[torch.arange(count, device=rows.points.device)])
     if rows.weights is None:
         chosen = (key.uniform((SUBSET,), torch.float64, rows.points.device) * count).long()
     else:

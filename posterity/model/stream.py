@@ -57,7 +57,7 @@ class StreamData(Data):
             for epoch in range(start // each, -(-steps // each)):
                 first, last = max(start - epoch * each, 0), min(steps - epoch * each, each)
                 batches = self._pass(size, key.fold(epoch), each, first)
-                for index, batch in enumerate(islice(batches, last - first), first):
+                for index, batch in enumerate(islice(batches, max(0, last - first)), first):
                     yield batch.augmented(self.augmentation, key, epoch * each + index)
 
         return Feed(steps, from_step)

@@ -14,6 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+
 from servedruns import ask, predict, running
 
 from benchmarks import serve as benchmark

@@ -59,9 +59,9 @@ def test_a_shuffled_pass_permutes_the_shards_and_the_rows_within_a_window(tmp_pa
     blocks = list(data.blocks(Key(5)))
     seen, goals = joined(blocks)
     rows = seen[:, 0].long()
-    assert torch.equal(rows.sort().values, torch.arange(100))
+    assert torch.equal(rows.sort().values, torch.arange(100, device="cpu"))
     assert torch.equal(goals, targets[rows])
-    edges = torch.tensor([0, 10, 20, 30, 37, 47, 57, 67, 74, 84, 94, 100])
+    edges = torch.tensor([0, 10, 20, 30, 37, 47, 57, 67, 74, 84, 94, 100], device="cpu")
     for block in blocks:  # a window has whole shards, three of them but for the last
         numbers = block.inputs[:, 0].long()
         of_shards = torch.bucketize(numbers, edges, right=True).unique() - 1
@@ -115,7 +115,7 @@ def test_a_reader_that_stops_early_leaves_no_thread(tmp_path):
 def test_rows_are_taken_by_their_numbers(tmp_path):
     inputs, targets = shardfiles.rows()
     data = opened(shardfiles.write(tmp_path, "arrow", inputs, targets), "arrow")
-    numbers = torch.tensor([99, 0, 41, 41, 12])
+    numbers = torch.tensor([99, 0, 41, 41, 12], device="cpu")
     assert torch.equal(data.take(numbers), inputs[numbers])
 
 
@@ -134,7 +134,7 @@ def test_columns_of_many_types_come_as_numbers_labels_and_weights(tmp_path):
     names = ["double", "small", "whole", "half", "yes"]
     data = read_shards(tmp_path / "rows.parquet", "label", inputs=names, weights="share", dtype=torch.float64)
     block = next(data.blocks())
-    assert torch.equal(block.inputs, torch.tensor(np.stack([values[name] for name in names], 1).astype(np.float64)))
+    assert torch.equal(block.inputs, torch.from_numpy(np.stack([values[name] for name in names], 1).astype(np.float64)))
     assert block.targets.dtype == torch.int64
     assert block.targets.tolist() == [2, 0, 1]
     assert block.weights.tolist() == [1.0, 0.0, 2.0]
@@ -147,8 +147,8 @@ def test_columns_of_many_types_come_as_numbers_labels_and_weights(tmp_path):
 def test_columns_come_in_any_dtype_of_floating_point(tmp_path, dtype):
     parquet.write_table(pa.table({"a": [1.5, -2.0], "b": [3, 4], "w": [0.5, 1.0]}), tmp_path / "rows.parquet")
     (block,) = read_shards(tmp_path / "rows.parquet", weights="w", dtype=dtype).blocks()
-    assert torch.equal(block.inputs, torch.tensor([[1.5, 3.0], [-2.0, 4.0]], dtype=dtype))
-    assert torch.equal(block.weights, torch.tensor([0.5, 1.0], dtype=dtype))
+    assert torch.equal(block.inputs, torch.tensor([[1.5, 3.0], [-2.0, 4.0]], dtype=dtype, device="cpu"))
+    assert torch.equal(block.weights, torch.tensor([0.5, 1.0], dtype=dtype, device="cpu"))
 
 
 def test_arrays_of_images_of_other_byte_orders_and_memory_maps_are_read(tmp_path):
@@ -157,7 +157,7 @@ def test_arrays_of_images_of_other_byte_orders_and_memory_maps_are_read(tmp_path
     np.save(tmp_path / "y.npy", np.array([3, 1, 2, 0], dtype=np.uint8))
     for source in (tmp_path / "x.npy", np.load(tmp_path / "x.npy", mmap_mode="r")):
         block = next(read_shards(source, tmp_path / "y.npy").blocks())
-        assert torch.equal(block.inputs, torch.tensor(images, dtype=torch.float32))
+        assert torch.equal(block.inputs, torch.from_numpy(images).float())
         assert block.targets.tolist() == [3, 1, 2, 0]
         assert block.targets.dtype == torch.int64
     with pytest.raises(BadData, match=r"must be of a whole file, in rows"):

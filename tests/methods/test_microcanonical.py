@@ -183,11 +183,11 @@ def test_lengths_are_learnt(method):
 
 def test_unadjusted_draws_are_near_the_target_at_the_default():
     q, trace = _run(MCLMC(300, 300, 32))
-    first = q.theta[..., 0] / SCALES[0]
+    first = q.theta[..., 0] / float(SCALES[0])
     assert abs(float(first.square().mean()) - 1.0) < 0.05
     assert not bool(q.statistics["divergent"].any())
     coarse, _ = _run(MCLMC(300, 300, 32, energy_variance=1.0))
-    assert abs(float((coarse.theta[..., 0] / SCALES[0]).square().mean()) - 1.0) > 0.1
+    assert abs(float((coarse.theta[..., 0] / float(SCALES[0])).square().mean()) - 1.0) > 0.1
     assert float(trace["step_size"][-1].mean()) < float(coarse.statistics["step_size"].mean())
 
 

@@ -15,10 +15,10 @@ from posterity.mixtures.rounds import Rounds, worst_rows
 
 @pytest.fixture
 def points():
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(700, 2, generator=generator)
+    generator = torch.Generator("cpu").manual_seed(0)
+    rows = torch.randn(700, 2, generator=generator, device="cpu")
     rows[:300] += 4.0
-    return rows[torch.randperm(700, generator=generator)]
+    return rows[torch.randperm(700, generator=generator, device="cpu")]
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_rows_of_lowest_density_are_found_among_all_blocks(points, stored):
     mixture = GaussianMixture(2, random_state=0).fit(points)
     given = {"sample_weight": (np.arange(700) % 5 > 0).astype(float), "labels": np.arange(700) % 3 - 1}
     lowest = mixture.score_samples(points.double()).clone()
-    lowest[torch.tensor((given["sample_weight"] == 0) | (given["labels"] >= 0))] = torch.inf
+    lowest[torch.from_numpy((given["sample_weight"] == 0) | (given["labels"] >= 0))] = torch.inf
     wanted = points[lowest.topk(4, largest=False).indices].double()
     for rows in (stored, points):
         rounds = Rounds(as_rows(rows, given["sample_weight"], given["labels"], 3), Full(), InverseWishart(0.1, 2.0))

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
@@ -227,6 +227,7 @@ def test_the_users_draws_do_not_change_the_batches():
 
 
 @given(st.integers(1, 12), st.integers(1, 15), st.integers(0, 20), st.integers(0, 20))
+@example(6, 2, 1, 2)  # a start behind the last step of an epoch
 @settings(deadline=None, max_examples=60)
 def test_feeds_of_any_size(rows, size, steps, start):
     data = as_data((x(rows), y(rows)))

@@ -120,7 +120,7 @@ def test_the_other_methods_of_batches_take_files(folder):
 def test_weights_and_samples_are_those_of_the_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "SHARD_BYTES", 120)
     inputs, targets = shardfiles.rows()
-    shares = torch.linspace(0.5, 1.5, 100)
+    shares = torch.linspace(0.5, 1.5, 100, device="cpu")
     shardfiles.parquet.write_table(shardfiles.table(inputs, targets, share=shares.numpy()), tmp_path / "rows.parquet")
     stored, held = (
         as_data(read_shards(tmp_path / "rows.parquet", "y", weights="share")),
@@ -136,7 +136,9 @@ def test_weights_and_samples_are_those_of_the_rows(tmp_path, monkeypatch):
 
 def test_labels_out_of_range_and_files_without_targets_are_refused(tmp_path):
     inputs, _ = shardfiles.rows()
-    shardfiles.parquet.write_table(shardfiles.table(inputs, torch.arange(100) % 3), tmp_path / "rows.parquet")
+    shardfiles.parquet.write_table(
+        shardfiles.table(inputs, torch.arange(100, device="cpu") % 3), tmp_path / "rows.parquet"
+    )
     problem = po.Joint(torch.nn.Linear(3, 2), po.likelihoods.Categorical(), po.priors.Normal(1.0), num_data=100)
     with pytest.raises(BadData, match=r"label"):
         po.infer(po.methods.MAP(steps=5, batch_size=10), problem, read_shards(tmp_path / "rows.parquet", "y"))

@@ -144,7 +144,7 @@ def test_members_of_a_convolutional_network_have_the_gradients_of_all_rows(group
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).double()
     joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(scale=1.0), num_data=60)
     network = joint.network.replace(passes=Passes(processes=group))
-    assert network.one_by_one
+    assert network.one_by_one or network.device.type == "cuda"  # narrow kernels run together there
     x = torch.randn(21, 1, 4, 4, dtype=torch.float64)
     batch = po.model.Batch(x, (x[:, 0, 0, 0] > 0).long())
     theta = joint.initial() * torch.linspace(0.5, 1.5, 3, dtype=torch.float64)[:, None]
