@@ -18,6 +18,7 @@ def test_rates_are_those_of_the_committed_run() -> None:
     assert FOUND["date"][:10] in ORIGIN
 
 
+@pytest.mark.cpu
 def test_predictions_follow_from_the_rates() -> None:
     every = [*costs.FITTED, *costs.FOURTH, *costs.UNSEEN]
     rows = FOUND["facts"]["rows"]
@@ -26,6 +27,7 @@ def test_predictions_follow_from_the_rates() -> None:
         assert setting.predicted(RATES) == pytest.approx(row["predicted"], rel=1e-9)
 
 
+@pytest.mark.cpu
 def test_rates_come_from_the_fitted_rows_alone() -> None:
     taken = [row["measured"] for row in FOUND["facts"]["rows"] if row["part"] == "fitted"]
     kinds = ("MAP", "Laplace, Kronecker")

@@ -23,7 +23,7 @@ from posterity.priors import Normal
 FLOAT64 = torch.float64
 NUMBERS = {"draws": 12, "warmup": 20, "chains": 3, "thin": 1}
 EACH = {
-    "NUTS": NUTS(**NUMBERS),
+    "NUTS": NUTS(**NUMBERS, max_depth=6),
     "HMC": HMC(**NUMBERS, steps=5),
     "ChEES": ChEES(**NUMBERS, max_steps=8),
     "MAMS": MAMS(**NUMBERS, max_steps=4),
