@@ -246,7 +246,7 @@ def with_passes(
                 why = (
                     "compare log densities, of which bf16 keeps three digits"
                     if precision
-                    else "draw masks for all rows"
+                    else "draw masks for all rows, or cut their batches themselves"
                 )
             raise ValueError(
                 f"infer: {name} with these settings does not allow {word}: its steps {why}. Leave it out, or follow "
