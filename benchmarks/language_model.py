@@ -12,6 +12,7 @@ scores are of modules left out of all training. Results are written after each s
 """
 
 import argparse
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -110,7 +111,8 @@ class Study:
     def write(self) -> None:
         """Write the results so far."""
         facts = {**self.facts, "held out": self.scores}
-        write("language_model", self.comparisons, self.about, facts, self.notes(), self.chosen.results, self.table())
+        with contextlib.redirect_stdout(None):  # `main` prints the last of them
+            write("language_model", self.comparisons, self.about, facts, self.notes(), self.chosen.results, self.table())
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -501,6 +503,7 @@ def options() -> argparse.ArgumentParser:
     words.set_defaults(rounds=7)
     words.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     words.add_argument("--tiny", action="store_true", help="sizes for a CPU; options given beside it win")
+    words.add_argument("--stages", default="", help="names of the stages to run, with commas (default: all)")
     words.add_argument("--seconds", type=float, default=330.0, help="time after which later stages do less")
     for field in dataclasses.fields(Shape):
         words.add_argument(f"--{field.name}", type=int, default=field.default)
@@ -540,7 +543,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_float32_matmul_precision("high")
     study = Study(chosen)
     for name, stage in stages(study):
-        study.run(name, stage)
+        if not chosen.stages or name in chosen.stages.split(","):
+            study.run(name, stage)
+    print((chosen.results / "language_model.md").read_text())
 
 
 if __name__ == "__main__":

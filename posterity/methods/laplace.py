@@ -200,7 +200,7 @@ class Laplace(Method):
     def traits(self) -> Traits:
         by_columns = self.curvature.factored and not isinstance(self.structure, (LowRank, Hutchinson))
         passes = ("bf16",) if by_columns else ()
-        return Traits(takes_members=self.subset.count is None, anytime=False, passes=passes)
+        return Traits(self.subset.count is None, anytime=False, passes=passes, second_order=True)
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         """The joint over the subset; raises an error where the network or the memory does not allow the fit."""
