@@ -37,7 +37,6 @@ from benchmarks.language_model_parts import (
     adapters,
     averaged,
     corpus,
-    half,
     loss,
     put,
 )
@@ -187,15 +186,16 @@ class Study:
             optimizer.step()
             step += 1
             if step % 100 == 1:
-                self.say(f"pre-training, step {step}: {float(value) / math.log(2):.3f} bits a byte")
+                self.say(f"pre-training, step {step}: {value.item() / math.log(2):.3f} bits a byte")
             elif step % 10 == 0:
                 self.synchronize()
             spent = (time.perf_counter() - began) / given.pretraining_seconds
             done = step / given.pretraining_steps if given.pretraining_steps else spent
         module.zero_grad(set_to_none=True)
+        last = value.item() / math.log(2)
         tokens = step * given.pretraining_batch * self.shape.context
         self.facts["pre-training"] = {
-            **{"steps": step, "tokens": tokens, "last loss, bits a byte": float(value) / math.log(2)},
+            **{"steps": step, "tokens": tokens, "last loss, bits a byte": last},
             **{"epochs": tokens / (len(rows) * self.shape.context), "lr": given.pretraining_lr},
         }
 

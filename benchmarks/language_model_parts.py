@@ -4,7 +4,6 @@ import hashlib
 import math
 import sysconfig
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,30 +111,34 @@ class Transformer(nn.Module):
         return functional.linear(self.norm(x), self.tokens.weight)
 
 
-def half(device: torch.device) -> torch.autocast:
-    """Autocast to bfloat16."""
-    return torch.autocast(device.type, torch.bfloat16)
-
-
-def loss(module: nn.Module, ids: Tensor, targets: Tensor, precision: str = "bf16") -> Tensor:
-    """Mean cross entropy in nats a token."""
-    with half(ids.device) if precision == "bf16" else nullcontext():
+def loss(module: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy in nats a token, with the network in bfloat16."""
+    with torch.autocast(ids.device.type, torch.bfloat16):
         logits = module(ids)
         return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Windows of bytes: inputs and the bytes after them, (N, T) each."""
+    """Windows of bytes (N, T + 1): inputs and the bytes after them, (N, T) each."""
 
-    inputs: Tensor
-    targets: Tensor
+    windows: Tensor
+
+    @property
+    def inputs(self) -> Tensor:
+        """All bytes but the last of each window."""
+        return self.windows[:, :-1].long()
+
+    @property
+    def targets(self) -> Tensor:
+        """All bytes but the first of each window."""
+        return self.windows[:, 1:].long()
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(self.windows)
 
     def __getitem__(self, index: slice | Tensor) -> "Rows":
-        return Rows(self.inputs[index], self.targets[index])
+        return Rows(self.windows[index])
 
     def chunks(self, size: int) -> Iterator["Rows"]:
         """In order, `size` at a time."""
@@ -179,17 +182,8 @@ def corpus(context: int, fine_tuning: int, validation: int, held_out: int, seed:
     facts = {f"{part}, modules": len(own) for part, own in parts.items()}
     facts |= {f"{part}, bytes": sum(len(source) for _, source in own) for part, own in parts.items()}
 
-    def placed(windows: Tensor) -> Rows:
-        ids = windows.to(device)
-        return Rows(ids[:, :-1].long(), ids[:, 1:].long())
-
-    return Corpus(
-        placed(chosen["pre-training"]),
-        placed(own[:fine_tuning]),
-        placed(own[fine_tuning : fine_tuning + validation]),
-        placed(chosen["held-out"][:held_out]),
-        facts,
-    )
+    taken = own[:fine_tuning], own[fine_tuning : fine_tuning + validation], chosen["held-out"][:held_out]
+    return Corpus(*(Rows(part.to(device)) for part in (chosen["pre-training"], *taken)), facts)
 
 
 def _windows(source: bytes, context: int) -> Tensor:
