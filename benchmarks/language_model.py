@@ -29,17 +29,7 @@ from torch import Tensor, nn
 
 import posterity as po
 from benchmarks.harness import Comparison, Contender, compare, context, parser, write
-from benchmarks.language_model_parts import (
-    Corpus,
-    Rows,
-    Shape,
-    Transformer,
-    adapters,
-    averaged,
-    corpus,
-    loss,
-    put,
-)
+from benchmarks.language_model_parts import Corpus, Rows, Shape, Transformer, adapters, averaged, corpus, loss, put
 from benchmarks.memory import MEBIBYTE
 from posterity.posteriors import Gaussian
 from posterity.predictive import ClassPredictive
@@ -51,8 +41,8 @@ FITS = {
     "posterity Laplace, four random columns, bf16": (po.curvature.GaussNewton(), "bf16"),
 }
 KEPT = next(iter(FITS))  # the fit that is scored
-RATES = (3e-4, 1e-3, 3e-3)  # of AdamW, to choose from
-IVON_RATES, IVON_HESSIANS, COLD = (0.03, 0.1, 0.3), (1e-3, 1e-2), (1.0, 10.0)
+RATES = (1e-3, 3e-3, 1e-2, 3e-4)  # of AdamW, to choose from
+IVON_RATES, IVON_HESSIANS, COLD = (1.0, 3.0, 0.3), (1e-2, 1e-1), (10.0, 100.0)
 PRIOR_SCALES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 COVERAGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 TINY = {
@@ -77,7 +67,10 @@ class Study:
         self.shape = Shape(*(getattr(chosen, field.name) for field in dataclasses.fields(Shape)))
         self.corpus: Corpus
         self.module: Transformer
-        self.tuned: dict[str, dict[str, Any]] = {ADAMW: {"lr": 1e-3}, IVON: {"lr": 0.1, "hess_init": 1e-2, "cold": 1.0}}
+        self.tuned: dict[str, dict[str, Any]] = {
+            ADAMW: {"lr": 1e-3},
+            IVON: {"lr": 1.0, "hess_init": 1e-2, "cold": 10.0},
+        }
         self.draws: dict[str, dict[str, Tensor]] = {}
 
     @property
@@ -111,7 +104,9 @@ class Study:
         """Write the results so far."""
         facts = {**self.facts, "held out": self.scores}
         with contextlib.redirect_stdout(None):  # `main` prints the last of them
-            write("language_model", self.comparisons, self.about, facts, self.notes(), self.chosen.results, self.table())
+            write(
+                "language_model", self.comparisons, self.about, facts, self.notes(), self.chosen.results, self.table()
+            )
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -138,9 +133,7 @@ class Study:
     def read(self) -> None:
         """Read the sources and make the model."""
         given = self.chosen
-        self.corpus = corpus(
-            self.shape.context, given.rows, given.validation, given.held_out, given.seed, self.device
-        )
+        self.corpus = corpus(self.shape.context, given.rows, given.validation, given.held_out, given.seed, self.device)
         torch.manual_seed(given.seed)
         self.module = Transformer(self.shape).to(self.device)
         self.facts["weights"] = sum(p.numel() for p in self.module.parameters())
@@ -370,9 +363,7 @@ class Study:
         contenders = [
             Contender(EPOCH, lambda: self.measured(epoch, peaks, EPOCH)),
             *(
-                Contender(
-                    name, partial(self.measured, partial(self.laplace, module, name), peaks, name), peer=True
-                )
+                Contender(name, partial(self.measured, partial(self.laplace, module, name), peaks, name), peer=True)
                 for name in FITS
             ),
         ]
@@ -474,8 +465,8 @@ class Study:
         if "memory ratio" in facts:
             verdict = "within" if facts["memory ratio"] <= 1.3 else "above"
             notes.append(
-                f"Peak memory of IVON: {facts['memory ratio']:.3f} x that of AdamW, {verdict} 1.3 x; the frozen weights "
-                f"are {facts['frozen MiB']:.0f} MiB of both."
+                f"Peak memory of IVON: {facts['memory ratio']:.3f} x that of AdamW, {verdict} 1.3 x; the frozen "
+                f"weights are {facts['frozen MiB']:.0f} MiB of both."
             )
         if "settings" in facts:
             notes.append(f"Settings with the fewest bits a byte on validation windows: {facts['settings']}.")
@@ -483,12 +474,14 @@ class Study:
             own = facts["Laplace"]
             notes.append(
                 f"Laplace that is scored: {own['fit']}, {own['seconds without tuning']:.2f} s, "
-                f"{own['seconds with tuning']:.2f} s with the choice among {len(own['prior scales tried'])} prior scales."
+                f"{own['seconds with tuning']:.2f} s with the choice of a prior scale among {len(own['prior scales tried'])}."
             )
         failed = {name: stage["error"] for name, stage in facts["stages"].items() if stage["error"]}
         notes += [f"Stage {name!r} failed: {error}" for name, error in failed.items()]
         notes.append(
-            "Seconds by stage: " + ", ".join(f"{name} {own['seconds']:.1f}" for name, own in facts["stages"].items()) + "."
+            "Seconds by stage: "
+            + ", ".join(f"{name} {own['seconds']:.1f}" for name, own in facts["stages"].items())
+            + "."
         )
         return notes
 

@@ -66,7 +66,11 @@ class Block(nn.Module):
         width, self.heads = shape.width, shape.heads
         self.norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key, self.value = Adapted(width), nn.Linear(width, width), Adapted(width)
-        self.mix, self.wide, self.narrow = nn.Linear(width, width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.mix, self.wide, self.narrow = (
+            nn.Linear(width, width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, T, width) to the same shape."""
@@ -87,7 +91,10 @@ class Transformer(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(shape.vocabulary, shape.width), nn.Embedding(shape.context, shape.width)
+        self.tokens, self.positions = (
+            nn.Embedding(shape.vocabulary, shape.width),
+            nn.Embedding(shape.context, shape.width),
+        )
         self.blocks, self.norm = nn.ModuleList(Block(shape) for _ in range(shape.layers)), nn.LayerNorm(shape.width)
         for name, weight in self.named_parameters():
             if weight.dim() > 1:
@@ -147,7 +154,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Rows for pre-training, fine-tuning, choosing settings, and of modules that no weight has seen; with their sizes."""
+    """Rows for pre-training, fine-tuning and choosing settings, of modules that no weight has seen, and their sizes."""
 
     pretraining: Rows
     fine_tuning: Rows

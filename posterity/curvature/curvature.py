@@ -263,7 +263,10 @@ class Rows:
     def _score(self, outputs: Tensor, low: int) -> Tensor:
         """Derivatives of the weighted log-likelihood in the outputs (n, *event) of the rows from `low` on."""
         rows = slice(low, low + len(outputs))
-        slope, weights = score(self.likelihood, outputs, self.data[1].targets[rows]), self._output_weights(outputs, rows)
+        slope, weights = (
+            score(self.likelihood, outputs, self.data[1].targets[rows]),
+            self._output_weights(outputs, rows),
+        )
         return slope if weights is None else slope * weights
 
     def _output_weights(self, outputs: Tensor, rows: slice) -> Tensor | None:

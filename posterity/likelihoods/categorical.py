@@ -138,9 +138,7 @@ class Categorical(Entrywise):
 
     def total_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if outputs.dim() == targets.dim() + 1:  # fewer operations, which matters for small networks
-            return -functional.cross_entropy(
-                *self._by_label(outputs, targets), reduction="sum", ignore_index=IGNORED
-            )
+            return -functional.cross_entropy(*self._by_label(outputs, targets), reduction="sum", ignore_index=IGNORED)
         return super().total_log_prob(outputs, targets)
 
     def total_and_slope(self, outputs: Tensor, targets: Tensor, factor: float) -> tuple[Tensor, Tensor] | None:
