@@ -1,4 +1,4 @@
-"""A language model of GPT-2 small's size with adapters: IVON against AdamW, Laplace in epochs, calibration before and after.
+"""A language model of GPT-2 small's size with adapters: IVON against AdamW, Laplace in epochs, and calibration.
 
     python -m benchmarks.language_model
     python -m benchmarks.language_model --tiny
@@ -174,7 +174,7 @@ class Study:
             batch = rows[index]
             optimizer.zero_grad()
             value = loss(module, batch.inputs, batch.targets)
-            value.backward()
+            value.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(module.parameters(), 1.0)
             optimizer.step()
             step += 1
@@ -202,7 +202,7 @@ class Study:
 
         def step(batch: Rows) -> None:
             optimizer.zero_grad()
-            loss(module, batch.inputs, batch.targets).backward()
+            loss(module, batch.inputs, batch.targets).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             fall.step()
 
@@ -214,14 +214,19 @@ class Study:
         """A step of IVON on the adapters, and the optimiser."""
         tokens = self.corpus.fine_tuning.targets.numel()
         weights = [p for p in module.parameters() if p.requires_grad]
-        settings = {"lr": lr, "hess_init": hess_init, "ess": cold * tokens, "weight_decay": 1.0 / tokens}
+        settings: dict[str, Any] = {
+            "lr": lr,
+            "hess_init": hess_init,
+            "ess": cold * tokens,
+            "weight_decay": 1.0 / tokens,
+        }
         optimizer = po.optim.IVON(weights, beta2=0.1 ** (4.0 / steps), seed=self.chosen.seed, **settings)
         fall = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1e-3, total_iters=steps)
 
         def step(batch: Rows) -> None:
             with optimizer.sampled_params(train=True):
                 optimizer.zero_grad()
-                loss(module, batch.inputs, batch.targets).backward()
+                loss(module, batch.inputs, batch.targets).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             fall.step()
 
@@ -444,7 +449,8 @@ class Study:
         if "corpus" in facts:
             known = facts["corpus"]
             notes.append(
-                f"On {where}: {facts['weights']:,} weights, pre-trained on bytes of {known['pre-training, modules']} modules; "
+                f"On {where}: {facts['weights']:,} weights, pre-trained on bytes of "
+                f"{known['pre-training, modules']} modules; "
                 f"{len(self.corpus.fine_tuning)} windows of {known['fine-tuning, modules']} modules for fine-tuning, "
                 f"{len(self.corpus.validation)} to choose settings, {len(self.corpus.held_out)} of "
                 f"{known['held-out, modules']} held-out modules."
