@@ -480,7 +480,8 @@ class Study:
             own = facts["Laplace"]
             notes.append(
                 f"Laplace that is scored: {own['fit']}, {own['seconds without tuning']:.2f} s, "
-                f"{own['seconds with tuning']:.2f} s with the choice of a prior scale among {len(own['prior scales tried'])}."
+                f"{own['seconds with tuning']:.2f} s "
+                f"with the choice of a prior scale among {len(own['prior scales tried'])}."
             )
         failed = {name: stage["error"] for name, stage in facts["stages"].items() if stage["error"]}
         notes += [f"Stage {name!r} failed: {error}" for name, error in failed.items()]
