@@ -111,7 +111,8 @@ WHOLE_SLOPE = 20_000  # up to this many weights, the gradient is taken in all of
 class Rows:
     """A curvature at theta (P,), summed over the rows of a batch; everything is computed on demand.
 
-    `offset` rows of the same batch come before these: they draw other columns.
+    `offset` rows of the same batch come before these: they draw other columns. Set `sloped` before `jacobians` where
+    `slope` is wanted, too: it then comes from the same forward pass, if the network is large.
     """
 
     def __init__(
@@ -129,14 +130,18 @@ class Rows:
             batch = joint.as_joint("curvature").check(batch)
         self.curvature, self.joint, self.theta, self.batch = curvature, joint, theta, batch
         self.buffers, self.key, self.budget, self.offset = buffers, key, budget, offset
+        self.sloped = False
         self._outputs: list[Tensor] = []
         self._head_slope: Tensor | None = None
+        self._slope: Tensor | None = None
 
     def part(self, low: int, high: int) -> "Rows":
         """The same for the rows low .. high - 1 of the batch alone."""
         batch = None if self.batch is None else self.batch.rows(low, high)
         given = self.curvature, self.joint, self.theta, batch, self.buffers, self.key, self.budget
-        return Rows(*given, offset=self.offset + low)
+        rows = Rows(*given, offset=self.offset + low)
+        rows.sloped = self.sloped
+        return rows
 
     @property
     def factored(self) -> bool:
@@ -184,7 +189,7 @@ class Rows:
                 "Use the curvature Hessian()."
             )
         joint, batch = self.data
-        self._outputs, self._head_slope = [], None
+        self._outputs, self._head_slope, self._slope = [], None, None
         known = survey(joint, batch.inputs)
         outputs, point = max(1, prod(known.event)), (self.theta, batch.inputs, self.buffers)
         closed = self.curvature.in_closed_form(self.likelihood, known) and (known.only_output or not between_layers)
@@ -193,19 +198,21 @@ class Rows:
             _say_drawn(outputs, self.num_columns(outputs, whole), layers)
         count, probabilities = self.num_columns(outputs, whole), self._probabilities if closed else None
         columns = partial(self._columns, count=count)
-        pieces = derivatives(joint, *point, columns, probabilities=probabilities, count=count, budget=self.budget)
-        for piece in pieces:
+        by_rules = known.head is None and known.select is None and not known.explicit and not closed
+        slope = self._score if self.sloped and by_rules and self.size > WHOLE_SLOPE else None
+        given = {"probabilities": probabilities, "count": count, "budget": self.budget, "slope": slope}
+        for piece in derivatives(joint, *point, columns, **given):  # type: ignore[arg-type]
+            if piece.slope is not None:
+                self._slope = piece.slope.double() if self._slope is None else self._slope + piece.slope
             if piece.fresh:
                 self._outputs.append(piece.outputs)
                 if known.head is not None and isinstance(piece.jacobian, Stacked):
                     # The gradient in the weights of the output layer needs no further pass.
-                    part, rows = piece.jacobian.part(known.head), slice(piece.low, piece.low + len(piece.outputs))
+                    part = piece.jacobian.part(known.head)
                     assert isinstance(part, (Thin, OutputLayer))
-                    slope = score(self.likelihood, piece.outputs, batch.targets[rows])
-                    if (weights := self._output_weights(piece.outputs, rows)) is not None:
-                        slope = slope * weights
-                    slope = (slope.T.to(part.inputs.dtype) @ part.inputs).flatten().to(torch.float64)
-                    self._head_slope = slope if self._head_slope is None else self._head_slope + slope
+                    own = self._score(piece.outputs, piece.low)
+                    own = (own.T.to(part.inputs.dtype) @ part.inputs).flatten().to(torch.float64)
+                    self._head_slope = own if self._head_slope is None else self._head_slope + own
             yield piece
 
     def slope(self) -> Tensor:
@@ -214,6 +221,8 @@ class Rows:
         After `jacobians` of a large network that ends in a linear layer: in that layer alone, by its block,
         since another pass would cost as much as the Jacobians.
         """
+        if self._slope is not None:
+            return self._slope
         head = self._head_slope
         if head is not None and (self.size > WHOLE_SLOPE or head.numel() == self.size):
             return head
@@ -231,7 +240,7 @@ class Rows:
             joint, batch = self.data
             with torch.no_grad():
                 self._outputs = [joint.outputs(self.theta, batch.inputs, self.buffers)]
-        return torch.cat(self._outputs)
+        return self._outputs[0] if len(self._outputs) == 1 else torch.cat(self._outputs)
 
     def _probabilities(self, outputs: Tensor, low: int) -> tuple[Tensor, Tensor | None]:
         """Probabilities and weights of the rows from `low` on, for `derivatives`."""
@@ -250,6 +259,15 @@ class Rows:
         columns = (self.curvature.drawn(*given, count) if draws else self.curvature.columns(*given)).detach()
         weights = self._output_weights(outputs, slice(low, low + len(outputs)))
         return columns if weights is None else columns * weights.sqrt()
+
+    def _score(self, outputs: Tensor, low: int) -> Tensor:
+        """Derivatives of the weighted log-likelihood in the outputs (n, *event) of the rows from `low` on."""
+        rows = slice(low, low + len(outputs))
+        slope, weights = (
+            score(self.likelihood, outputs, self.data[1].targets[rows]),
+            self._output_weights(outputs, rows),
+        )
+        return slope if weights is None else slope * weights
 
     def _output_weights(self, outputs: Tensor, rows: slice) -> Tensor | None:
         """Weights that broadcast to the outputs (n, *event) of some of the rows; None where all are 1."""

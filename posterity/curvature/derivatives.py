@@ -23,7 +23,7 @@ from posterity.jacobians.jacobian import Explicit, Jacobian, Selected, Stacked
 from posterity.jacobians.linear import Matrix, Thin
 from posterity.jacobians.output_layer import OutputLayer
 from posterity.jacobians.recording import WeightUses
-from posterity.jacobians.uses import Use
+from posterity.jacobians.uses import Use, widened
 from posterity.model.batch import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
@@ -49,13 +49,15 @@ class Piece:
     """Outputs (n, *event) and derivatives (n, K, R) of some columns, at the rows from `low` on.
 
     `fresh` is False where the rows have been seen with other columns: those that do not fit in memory together come in
-    further pieces.
+    further pieces. `slope` (R,) is the sum over these rows of the derivatives of a column of its own, where it is asked
+    for, in the first of them.
     """
 
     low: int
     outputs: Tensor
     jacobian: Jacobian
     fresh: bool
+    slope: Tensor | None = None
 
 
 def derivatives(
@@ -69,6 +71,7 @@ def derivatives(
     count: int | None = None,
     budget: int | None = None,
     whole: bool = False,
+    slope: Callable[[Tensor, int], Tensor] | None = None,
 ) -> Iterator[Piece]:
     """Yield derivatives at theta (P,) of the sums columns * outputs in the random weights, in pieces.
 
@@ -78,6 +81,8 @@ def derivatives(
     class probabilities (n, C, *positions) and weights (n,) or (n, *positions), the output layer of the survey is an
     `OutputLayer` in the first piece of each chunk, and the columns are for all other layers. Where inputs require a
     gradient and gradients are on, all results are differentiable. The output layer alone needs no backward pass.
+    `slope(outputs, low)` (n, *event) is one more column, whose derivatives are summed over rows; all weights must have
+    a rule, and none a closed form.
     """
     known = survey(joint, inputs)
     count = max(1, prod(known.event)) if count is None else count
@@ -127,6 +132,10 @@ def derivatives(
         seeds = _units(plain) if columns is None else columns(plain, low)
         few = columns is not None and len(seeds) < plain[0].numel() > MANY  # columns cost less than the whole Jacobian
         rest = _explicit_rows(joint, theta, part, buffers, known, seeds if few else None) if known.explicit else None
+        descent: Tensor | None = None
+        if slope is not None and uses:
+            blocks, jacobians = zip(*_used(outputs, uses, slope(plain, low)[None], known, False, False), strict=True)
+            descent = Stacked(tuple(blocks), tuple(jacobians), known.total).summed()
         for first in range(0, len(seeds), together):
             some = seeds[first : first + together]
             parts = _used(outputs, uses, some, known, first + together >= len(seeds), differentiable)
@@ -141,7 +150,7 @@ def derivatives(
             jacobian: Jacobian = Stacked(tuple(blocks), tuple(jacobians), known.total)
             if known.select is not None:
                 jacobian = Selected(jacobian, known.select)
-            yield Piece(low, plain, jacobian, first == 0)
+            yield Piece(low, plain, jacobian, first == 0, descent if first == 0 else None)
 
     for low in range(0, num_rows(inputs), rows):
         yield from pieces(low)
@@ -154,7 +163,7 @@ def _output_layer(outputs: Tensor, use: Use, probabilities: Tensor, weights: Ten
     positions = outputs[0, 0].numel()
     if weights is not None:
         weights = weights.reshape(len(outputs), -1).expand(-1, positions).flatten()
-    labels = use.by_label(probabilities)
+    labels = use.by_label(widened(probabilities))
     return OutputLayer(use.label_features(False), labels, use.bias is not None, weights, positions)
 
 

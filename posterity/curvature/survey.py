@@ -41,9 +41,9 @@ PLAIN = "plain"
 """The kind of a layer that acts neither as a matrix nor as a table."""
 _VIEWS = frozenset(
     f"{name}Backward0"
-    for name in ("View", "UnsafeView", "Transpose", "Permute", "T", "Unsqueeze", "Clone", "Alias", "Squeeze")
+    for name in ("View", "UnsafeView", "Transpose", "Permute", "T", "Unsqueeze", "Clone", "Alias", "Squeeze", "ToCopy")
 ) | {"SqueezeBackward1", "SqueezeBackward2", "ReshapeAliasBackward0"}
-"""Nodes of a graph that move entries and change none."""
+"""Nodes of a graph that move entries, or widen them from half precision, and change none."""
 VMAP_REFUSALS = (RuntimeError, NotImplementedError, ValueError)
 
 
@@ -278,7 +278,10 @@ def _survey(joint: Joint, inputs: Inputs) -> Survey:
         assert joint.random_indices is not None
         where = torch.cat([torch.arange(p.offset, p.offset + p.size) for p in slices]).to(joint.device)
         select = torch.searchsorted(where, joint.random_indices)
-    uses, outputs, last, explicit, layouts = _look(joint.network.member(0), tuple(offsets), inputs)
+    network = joint.network.member(0)
+    if network.passes.precision is not None:  # what depends on what is told by small differences
+        network = network.replace(passes=replace(network.passes, precision=None))
+    uses, outputs, last, explicit, layouts = _look(network, tuple(offsets), inputs)
     count = Counter(name for use in uses for name in use.names)
     tracked = tuple(name for name in offsets if name not in explicit)
     draft = Survey(offsets, sum(sizes.values()), select, (), tracked, explicit, outputs)

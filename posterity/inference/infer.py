@@ -211,7 +211,7 @@ def infer(
       after every step.
     - `accelerate`: "auto" records the step as a CUDA graph where device and method allow; "off" never does.
     - `precision`: "bf16" runs the network of a step under torch.autocast; weights, states and the posterior, which
-      predicts in float32, stay float32. For methods that follow gradients of batches.
+      predicts in float32, stay float32. For methods that follow gradients of batches, and sums of `Laplace`.
     - `micro_batch`: most rows in a pass: a larger batch goes in pieces, whose gradients add up to its own.
     - `progress`: whether to show a bar on standard error; None: if that is a terminal.
 

@@ -41,6 +41,7 @@ class Traits:
     - `effort`: how the work that the next step hands to `Potential.run` is accelerated; None: not at all.
     - `passes`: which of "bf16" and "micro_batch" of `infer` a step allows: whether its gradients of batches may be
       rounded in the network, and summed over pieces of the batch.
+    - `second_order`: steps take more than gradients of the network, which graphs of torch.compile do not give.
     - `accountable`: the part of a state that must be finite for the run to be stored; None: all of it.
     """
 
@@ -51,6 +52,7 @@ class Traits:
     kept_steps: Collection[int] = ()
     effort: Callable[[Problem, Any], Effort] | None = None
     passes: Collection[str] = ()
+    second_order: bool = False
     accountable: Callable[[Any], Any] | None = None
 
 
@@ -246,7 +248,7 @@ def with_passes(
                 why = (
                     "compare log densities, of which bf16 keeps three digits"
                     if precision
-                    else "draw masks for all rows"
+                    else "draw masks for all rows, or cut their batches themselves"
                 )
             raise ValueError(
                 f"infer: {name} with these settings does not allow {word}: its steps {why}. Leave it out, or follow "
@@ -260,7 +262,8 @@ def with_passes(
             f"infer: {user} needs outputs of rows that do not depend on each other. Batch norm, or another layer, "
             f"uses statistics of the batch. {less}, or freeze batch norm by requires_grad=False."
         )
-    passes = Passes(precision, micro_batch, compiled=bool(allowed and network.compiled), processes=processes)
+    compiled = bool(allowed and network.compiled) and not method.traits.second_order
+    passes = Passes(precision, micro_batch, compiled, processes)
     return joint if passes == Passes() else replace(joint.as_joint("infer"), network=network.replace(passes=passes))
 
 

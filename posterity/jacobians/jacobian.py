@@ -106,6 +106,10 @@ class Jacobian(ABC):
         assert out is not None
         return out
 
+    def summed(self) -> Tensor:
+        """The sum over rows and outputs, (R,)."""
+        return added(part.rows().sum((0, 1)) for _, part in self.chunks())
+
     def add_squares(self, block: Block, total: Tensor) -> None:
         """Add `squares` to the entries of `total` that a block names."""
         block.add(self.squares(), total)
@@ -274,6 +278,12 @@ class Stacked(Jacobian):
     def squares(self) -> Tensor:
         total = torch.zeros(self.total, dtype=self.dtype, device=self.device)
         self.accumulate_squares(total)
+        return total
+
+    def summed(self) -> Tensor:
+        total = torch.zeros(self.total, dtype=self.dtype, device=self.device)
+        for block, part in zip(self.blocks, self.parts, strict=True):
+            total.index_add_(0, block.index.to(total.device), part.summed())
         return total
 
     def gram(self, out: Tensor | None = None) -> Tensor:

@@ -96,6 +96,10 @@ class Matrix(Jacobian):
             outer = outer.view(*outer.shape[:2], *left.shape[2:4], -1).permute(2, 0, 1, 3, 4)
         return outer.flatten(2).transpose(0, 1)
 
+    def summed(self) -> Tensor:
+        gradients = self.gradients.sum(0).flatten(0, 1)  # (N T, G, O)
+        return torch.einsum("mgo,mgi->goi", gradients, self.inputs.flatten(0, 1)).flatten()
+
     def narrow(self, low: int, high: int) -> "Matrix":
         features = None if self.features is None else self.features[low:high]
         return Matrix(features, self.gradients[:, low:high], self.bias)
@@ -261,6 +265,10 @@ class Lookup(Jacobian):
         index = self.index[:, None, :, None].expand(num, outputs, positions, width)
         return dense.scatter_add(2, index, self.gradients.transpose(0, 1)).flatten(2)
 
+    def summed(self) -> Tensor:
+        total = self.gradients.new_zeros(self.entries, self.gradients.shape[-1])
+        return total.index_add_(0, self.index.flatten(), self.gradients.sum(0).flatten(0, 1)).flatten()
+
     def narrow(self, low: int, high: int) -> "Lookup":
         return Lookup(self.index[low:high], self.gradients[:, low:high], self.entries, self.padding)
 
@@ -345,6 +353,9 @@ class Thin(Jacobian):
 
     def rows(self) -> Tensor:
         return self.matrix.rows()
+
+    def summed(self) -> Tensor:
+        return self.matrix.summed()
 
     def narrow(self, low: int, high: int) -> "Thin":
         features = None if self.features is None else self.features[low:high]

@@ -17,7 +17,12 @@ from posterity.jacobians.linear import Lookup, Matrix, Thin
 
 def stacked(columns: Sequence[Tensor] | Tensor) -> Tensor:
     """K tensors (N, ...) as (K, N, ...); a sequence is laid out with the columns of a row together in memory."""
-    return columns if isinstance(columns, Tensor) else torch.stack(tuple(columns), 1).transpose(0, 1)
+    return widened(columns if isinstance(columns, Tensor) else torch.stack(tuple(columns), 1).transpose(0, 1))
+
+
+def widened(values: Tensor) -> Tensor:
+    """Values of half precision, as under autocast, in float32: they go into sums of squares."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 LAYOUTS: dict[str, Callable[[Tensor, int], Tensor]] = {
@@ -122,7 +127,7 @@ class Use(ABC):
         """The source with the rows first, None where only the bias is tracked."""
         if self.weight is None:
             return None
-        return self.rows_first(self.source if differentiable else self.source.detach())
+        return widened(self.rows_first(self.source if differentiable else self.source.detach()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +147,7 @@ class LinearUse(Use):
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Thin | Matrix:
         features = self.features(differentiable)
         if self.layout == "first" and len(self.output_shape) == 2:
-            return Thin(features, tuple(columns), self.bias is not None)
+            return Thin(features, tuple(map(widened, columns)), self.bias is not None)
         gradients = self.collected(columns)
         count, num = gradients.shape[:2]
         if features is not None:

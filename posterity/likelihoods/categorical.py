@@ -99,6 +99,24 @@ class Categorical(Entrywise):
     def _axis(self) -> int:
         return -1 - self.positions
 
+    def _by_label(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (N positions, C) and their labels where the classes are last in memory, else both as they are.
+
+        That is what language models return. Kernels over another axis would copy it, and are slow for many classes.
+        """
+        if not self.positions or outputs.is_contiguous():
+            return outputs, targets
+        last = outputs.movedim(self._axis, -1)
+        if not last.is_contiguous():
+            return outputs, targets
+        return last.reshape(-1, last.shape[-1]), targets.reshape(-1)
+
+    def _probabilities(self, outputs: Tensor) -> Tensor:
+        """softmax(f), in memory as f."""
+        if not self.positions or outputs.is_contiguous():
+            return outputs.softmax(self._axis)
+        return outputs.movedim(self._axis, -1).softmax(-1).movedim(-1, self._axis)
+
     def observed(self, targets: Tensor) -> Tensor:
         return targets.long() != IGNORED  # among uint8 torch would take 156 for it
 
@@ -107,7 +125,9 @@ class Categorical(Entrywise):
 
     def entry_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if outputs.dim() == targets.dim() + 1:
-            return -functional.cross_entropy(outputs, targets, reduction="none", ignore_index=IGNORED)
+            rows, labels = self._by_label(outputs, targets)
+            each = functional.cross_entropy(rows, labels, reduction="none", ignore_index=IGNORED)
+            return -each.view(targets.shape)
         axis, observed = self._axis, self.observed(targets)
         lead = outputs.shape[: outputs.dim() - 1 - targets.dim()]
         labels = torch.where(observed, targets, 0).expand(*lead, *targets.shape).unsqueeze(axis)
@@ -118,7 +138,7 @@ class Categorical(Entrywise):
 
     def total_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if outputs.dim() == targets.dim() + 1:  # fewer operations, which matters for small networks
-            return -functional.cross_entropy(outputs, targets, reduction="sum", ignore_index=IGNORED)
+            return -functional.cross_entropy(*self._by_label(outputs, targets), reduction="sum", ignore_index=IGNORED)
         return super().total_log_prob(outputs, targets)
 
     def total_and_slope(self, outputs: Tensor, targets: Tensor, factor: float) -> tuple[Tensor, Tensor] | None:
@@ -132,7 +152,7 @@ class Categorical(Entrywise):
         return -loss, _ops._log_softmax_backward_data(grad, log_probs, 1, outputs.dtype)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
-        probabilities = outputs.softmax(self._axis).movedim(self._axis, -1)  # (..., N, *positions, C)
+        probabilities = self._probabilities(outputs).movedim(self._axis, -1)  # (..., N, *positions, C)
         flat = probabilities.reshape(-1, probabilities.shape[-1])
         labels = torch.multinomial(flat, 1, replacement=True, generator=key.generator(outputs.device))
         return labels.reshape(probabilities.shape[:-1])
@@ -174,7 +194,7 @@ class Categorical(Entrywise):
         return spread.transpose(-3, -2).reshape(*p.shape[:-2], size, size)
 
     def fisher_by_position(self, outputs: Tensor) -> OutputFisher:
-        return OutputFisher(outputs.softmax(self._axis))
+        return OutputFisher(self._probabilities(outputs))
 
     def output_root(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
         """Return C - 1 columns for each label, the Cholesky factor of diag(p) - p p^T, zero at other positions.

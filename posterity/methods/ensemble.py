@@ -143,6 +143,7 @@ class Ensemble(Method):
             anytime=own.anytime,
             kept_steps=own.kept_steps,
             passes=own.passes,
+            second_order=own.second_order,
             accountable=lambda state: self._repaired(state, state.members),  # the others have been given up
         )
 

@@ -110,7 +110,8 @@ class Laplace(Method):
     worse than those of theta* alone, the log says by how much.
 
     **Cost**: one pass over the data with `GaussNewton` and most structures, see those; `Full` holds R x R numbers and
-    factors them once, R^3 / 3.
+    factors them once, R^3 / 3. `infer(..., precision="bf16")` runs the network in bf16 and sums in float32, but for
+    `LowRank` and the exact Hessian.
 
     **References**: MacKay (1992); Ritter et al. (2018); Immer et al. (2021); Daxberger et al. (2021).
 
@@ -197,7 +198,9 @@ class Laplace(Method):
 
     @property
     def traits(self) -> Traits:
-        return Traits(takes_members=self.subset.count is None, anytime=False)
+        by_columns = self.curvature.factored and not isinstance(self.structure, (LowRank, Hutchinson))
+        passes = ("bf16",) if by_columns else ()
+        return Traits(self.subset.count is None, anytime=False, passes=passes, second_order=True)
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         """The joint over the subset; raises an error where the network or the memory does not allow the fit."""

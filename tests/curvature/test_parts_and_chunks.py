@@ -20,9 +20,11 @@ from posterity.curvature import (
     Kronecker,
     LowRank,
 )
+from posterity.curvature.curvature import Rows
 from posterity.curvature.kronecker import say_diagonal
 from posterity.curvature.survey import survey
 from posterity.likelihoods import Categorical
+from posterity.numerics import Key
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 PATTERNS = ["*bias", "*weight", "0.*", ("0.bias", "5.weight"), "1.*"]
@@ -147,3 +149,27 @@ def test_layers_too_large_for_a_block_keep_their_diagonal_and_say_so(caplog: pyt
         close(found[other[:, None], other], case.matrix[other[:, None], other] + 0.5 * torch.eye(24, dtype=FLOAT64))
     (record,) = [r for r in caplog.records if "keep the diagonal" in r.getMessage()]
     assert record.getMessage().startswith("layer.weight: 576 weights without Kronecker factors")
+
+
+@pytest.mark.parametrize("budget", [None, 3000])
+@pytest.mark.parametrize("name", CASES)
+def test_slopes_of_large_networks_come_with_the_jacobians(name: str, budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They equal those of a pass of their own, and no such pass is taken where every weight has a rule."""
+    build, x, _ = CASES[name]
+    case = truth(made(build), x)
+    weights = torch.linspace(0.5, 1.5, len(case.outputs), dtype=FLOAT64)
+    given = GaussNewton(), case.joint, case.theta, case.batch._replace(weights=weights), None, Key(0), budget
+    alone, together = Rows(*given), Rows(*given)
+    wanted = alone.slope()
+    known = survey(case.joint, case.batch.inputs)
+    monkeypatch.setattr("posterity.curvature.curvature.WHOLE_SLOPE", 0)
+    together.sloped = True
+    for _ in together.jacobians():
+        pass
+    if not known.explicit and known.head is None and known.output is None:
+        monkeypatch.setattr(together, "_negative", None)
+    got = together.slope()
+    if known.head is None:
+        close(got, wanted)
+    else:
+        close(got, known.head.gather(wanted))

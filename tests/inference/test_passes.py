@@ -9,6 +9,7 @@ from contracts.cases import classification, inputs, labels
 from torch import nn
 
 import posterity as po
+from posterity.curvature import Diagonal, Full, Hessian, Kronecker, LowRank
 from posterity.errors import BadFolder
 from posterity.inference import plan
 from posterity.methods import (
@@ -152,11 +153,57 @@ def test_bf16_is_near_float32_and_ends_in_it(name):
     assert q.sample(2, Key(0)).dtype == torch.float32
 
 
+class Tokens(nn.Module):
+    """Logits of three classes at two positions, by layers of every kind of rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.slide = nn.Embedding(5, 4), nn.Conv1d(4, 4, 3, padding=1)
+        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 3)
+        self.offset = nn.Parameter(torch.zeros(4))
+
+    def forward(self, ids):
+        x = self.slide(self.table(ids).mT).mT.tanh() + self.offset
+        return self.head(self.norm(x)).mT
+
+
+@pytest.mark.parametrize(
+    ("structure", "classes"), [(Full(), 3), (Kronecker(), 3), (Kronecker(), 70), (Diagonal(), 3), (Diagonal(), 70)]
+)
+def test_laplace_in_bf16_is_near_float32_and_sums_in_it(structure, classes):
+    seen = []
+    ids = (Key(0).uniform((40, 2)) * 5).long()
+    net = made_with(Tokens(), nn.Linear(4, classes))
+    joint = po.Joint(dtypes_of(net, seen), po.likelihoods.Categorical(positions=1), po.priors.Normal(1.0), num_data=40)
+    method, rows = Laplace(structure=structure, tuning=None), (ids, ids % 3)
+    exact, _ = po.infer(method, joint, rows)
+    assert all(dtype == (torch.int64, torch.float32) for dtype in seen)
+    rough, _ = po.infer(method, joint, rows, precision="bf16")
+    assert any(torch.bfloat16 in dtype for dtype in seen)
+    data = [q.gaussian.precision.diagonal() - 1.0 for q in (exact, rough)]
+    assert data[1].dtype == torch.float64
+    assert not torch.equal(*data)
+    assert float((data[1] - data[0]).norm() / data[0].norm()) < 0.02  # 2^-8 is 0.004
+    torch.testing.assert_close(rough.log_evidence, exact.log_evidence, rtol=0.01, atol=0.0)
+    seen.clear()
+    rough.predict(ids)
+    assert all(dtype == (torch.int64, torch.float32) for dtype in seen)
+
+
+def made_with(net, head):
+    net.head = head
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            p.copy_(0.5 * Key(2).fold(name).normal(tuple(p.shape)))
+    return net
+
+
 @pytest.mark.parametrize(
     ("method", "option", "reason"),
     [
-        (Laplace(), {"precision": "bf16"}, "Laplace with these settings does not allow bf16: its steps use curvature"),
-        (Laplace(), {"micro_batch": 2}, "Laplace with these settings does not allow micro_batch: its steps use curv"),
+        (Laplace(Hessian()), {"precision": "bf16"}, "Laplace with these .* not allow bf16: its steps use curvature"),
+        (Laplace(structure=LowRank(2)), {"precision": "bf16"}, "not allow bf16: its steps use curvature"),
+        (Laplace(), {"micro_batch": 2}, "Laplace with these .* micro_batch: its steps .* cut their batches themselves"),
         (METHODS["HMC"], {"precision": "bf16"}, "HMC .* its steps compare log densities, of which bf16 keeps three"),
         (MAP(), {"precision": "bf16"}, "MAP .* its steps compare log densities"),
         (MeanField(**FIT, estimator=LocalReparameterisation()), {"micro_batch": 2}, "noise for each row"),

@@ -123,6 +123,8 @@ def side_by_side(joint: Problem, each: Sequence[Gaussian], buffers: Buffers) -> 
 def with_rows(structure: Structure, sums: Sums, rows: Rows, number: int, *, first: bool) -> tuple[Sums, list[Tensor]]:
     """The sums with the rows added, in the `first` pass also data terms and slope of the rows."""
 
+    rows.sloped = first
+
     def further(rows: Rows) -> list[Tensor]:
         return [_data_terms(rows), rows.slope()] if first else []
 
