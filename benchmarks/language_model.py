@@ -377,7 +377,7 @@ class Study:
             contenders,
             limit=EPOCH,
             unit="fit",
-            rounds=min(self.chosen.rounds, 3),
+            rounds=min(self.chosen.rounds, 2),
         )
         self.comparisons.append(dataclasses.replace(found, columns={"peak MiB": peaks} if peaks else {}))
 
