@@ -106,6 +106,26 @@ def plain_recurrence(network: Network) -> AbstractContextManager[None]:
 
 
 @contextmanager
+def float32_products() -> Iterator[None]:
+    """Multiply float32 matrices in float32 even where torch may use TF32, which rounds a row by the batch around it."""
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was chosen for CUDA alone, after which torch refuses to say it for all devices
+        products: Any = torch.backends.cuda.matmul
+        chosen, products.fp32_precision = products.fp32_precision, "ieee"
+        try:
+            yield
+        finally:
+            products.fp32_precision = chosen
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
 def _without_onednn(network: Network) -> Iterator[None]:
     """Turn oneDNN off for recurrent layers: its LSTM has no derivative under torch.func."""
     enabled = (
@@ -347,7 +367,7 @@ def _look(
     runs = []
     network.side_effects(_taken(inputs, (0, 1), network.device)).refuse_draws()  # before the mode sees the calls
     for rows in ((0, 1), (3, 1, 2, 0)):  # the last: other rows before, between and after
-        with torch.enable_grad(), plain_recurrence(network), WeightUses(tracked) as seen:
+        with torch.enable_grad(), plain_recurrence(network), float32_products(), WeightUses(tracked) as seen:
             outputs = network.run(weights, _taken(inputs, rows, network.device))[0]
         runs.append((outputs, seen))
     _refuse_mixing(runs[0][0], runs[1][0][[3, 1]])
@@ -441,8 +461,9 @@ def _in_order(use: Use, outputs: Tensor) -> bool:
 
 def _refuse_mixing(first: Tensor, among_others: Tensor) -> None:
     """Raise a ValueError where the outputs of the same rows differ among others, so that the module mixes rows."""
-    close = 1e-5 * float(first.detach().abs().max())
-    if not torch.allclose(first, among_others, rtol=1e-3, atol=close, equal_nan=True):
+    rounding = 8.0 * torch.finfo(first.dtype).eps if first.is_floating_point() else 0.0  # matters in half precision
+    close = max(1e-5, rounding) * float(first.detach().abs().max())
+    if not torch.allclose(first, among_others, rtol=max(1e-3, rounding), atol=close, equal_nan=True):
         raise ValueError(
             "The module mixes the rows of a batch: a row's outputs change with the rows beside it. Curvature, local "
             "reparameterisation and flipout need a likelihood that factorises over rows: use a layer that treats rows "

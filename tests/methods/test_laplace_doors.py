@@ -22,6 +22,7 @@ from posterity.curvature import (
     LowRank,
     MonteCarloFisher,
 )
+from posterity.curvature.survey import _refuse_mixing, survey
 from posterity.errors import BadData
 from posterity.methods import MAP, Laplace, LargestVariance, LastLayer, Matching
 from posterity.numerics import Key
@@ -408,3 +409,37 @@ def test_rows_that_are_mixed_are_seen_though_the_first_are_equal() -> None:
     joint = po.Joint(Centred(), po.likelihoods.Gaussian(), po.priors.Normal(), 12)
     with pytest.raises(ValueError, match="mixes the rows"):
         po.infer(po.methods.Laplace(), joint, (x, torch.randn(12, 1)))
+
+
+@pytest.mark.parametrize("chosen", ["for all devices", "for CUDA alone"])
+def test_rows_are_told_apart_without_tf32_which_a_user_has_turned_on(chosen) -> None:
+    """TF32 rounds the rows of another batch otherwise, by more than the rows of a module that mixes them differ."""
+    seen = []
+
+    class Looking(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.backends.cuda.matmul.fp32_precision)
+            return super().forward(x)
+
+    problem = po.Joint(Looking(2, 1), po.likelihoods.Gaussian(1.0), po.priors.Normal(1.0), 12)
+    try:
+        if chosen == "for all devices":
+            torch.set_float32_matmul_precision("high")
+        else:
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+        survey(problem, torch.randn(12, 2))
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+        torch.set_float32_matmul_precision("highest")
+    assert seen[-2:] == ["ieee", "ieee"]
+
+
+def test_rounding_in_half_precision_is_not_taken_for_mixing_rows() -> None:
+    outputs = torch.linspace(-1.0, 1.0, 40).view(2, 20)
+    with torch.no_grad():
+        _refuse_mixing(outputs.bfloat16(), (outputs * (1.0 + 2.0**-7)).bfloat16())
+        with pytest.raises(ValueError, match="mixes the rows"):
+            _refuse_mixing(outputs.bfloat16(), (outputs * 1.2).bfloat16())
+        with pytest.raises(ValueError, match="mixes the rows"):
+            _refuse_mixing(outputs, outputs * (1.0 + 2.0**-7))
