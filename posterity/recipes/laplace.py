@@ -43,7 +43,8 @@ def laplace(
 ) -> Posterior:
     """Return the Laplace approximation at the weights of a trained module, from one pass over its training rows.
 
-    It is `infer(Laplace(structure, subset, ...), Joint(module, likelihood, prior, num_data), data)`, on a CPU bit for bit.
+    It is `infer(Laplace(structure, subset, ...), Joint(module, likelihood, prior, num_data), data)`, bit for bit
+    on a CPU.
 
     - `module`: the trained network; `Network(module, outputs=...)` where its output needs a word.
     - `data`: the training rows, each once, without augmentation: a loader, a `Dataset` or (inputs, targets).
