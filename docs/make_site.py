@@ -36,8 +36,8 @@ MOVED = {
     "benchmarks/README.md": "benchmarks/index.md",
     "results": "gallery.md",
 }
-LESS = "---\nsearch:\n  boost: 0.2\n---\n\n"
-"""The head of pages whose tables would stand before what they are about in a search."""
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+"""The head of pages of tables, whose headings would stand before what they are about in a search."""
 DRAWN = {"ExpectationMaximization": "mixtures/staircase.png", "CoordinateAscent": "mixtures/factorised.png"}
 """Methods that are no posteriors of networks, and the figures of studies that show them."""
 
@@ -131,6 +131,11 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_post_build(*, config: MkDocsConfig) -> None:
+    """Remove the page of a missing address: its links begin at the root of a server, which a folder does not have."""
+    (Path(config.site_dir) / "404.html").unlink(missing_ok=True)
+
+
 def pages() -> dict[str, str]:
     """Return the text of each page that is made, by its path."""
     made = {"gallery.md": gallery(), "theory.md": theory(), "methods/index.md": method_list()}
@@ -144,7 +149,7 @@ def pages() -> dict[str, str]:
             made[page] = relinked((ROOT / source).read_text(encoding="utf-8"), source, page)
     for table in sorted((ROOT / "benchmarks" / "results").glob("*.md")):
         source, page = f"benchmarks/results/{table.name}", f"benchmarks/{table.name}"
-        made[page] = LESS + relinked(table.read_text(encoding="utf-8"), source, page)
+        made[page] = UNSEARCHED + relinked(table.read_text(encoding="utf-8"), source, page)
     return made
 
 

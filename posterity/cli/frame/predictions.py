@@ -47,7 +47,7 @@ def json_value(value: Any) -> Any:
 def by_output(name: str, values: "Tensor") -> dict[str, list[float]]:
     """One column for each output, numbered where there are several."""
     several = values.shape[1] > 1
-    return {f"{name}{index}" if several else name: column.tolist() for index, column in enumerate(values.T, start=1)}
+    return {f"{name}{index}" if several else name: column for index, column in enumerate(values.T.tolist(), start=1)}
 
 
 def csv_text(columns: Mapping[str, Sequence[Any]]) -> str:
