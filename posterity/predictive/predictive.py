@@ -252,36 +252,34 @@ def quantiles_of_normals(
     tensor([[0.]], dtype=torch.float64)
     """
     means, scales = means.double().unsqueeze(1), scales.double().expand(means.shape).unsqueeze(1)  # (S, 1, N, *event)
+    form = (-1, *(1,) * (means.dim() - 1))
     shares = means.new_full((len(means),), 1.0 / len(means)) if weights is None else weights.to(means)
-
-    def average(values: Tensor) -> Tensor:
-        return (shares @ values.flatten(1)).view(values.shape[1:])
-
-    p = torch.tensor(levels, dtype=torch.float64).to(means.device).view(-1, *(1,) * (means.dim() - 2))
+    shares = shares.view(form)
+    p = torch.tensor(levels, dtype=torch.float64).to(means.device).view(-1, *form[2:])
     ends = means + torch.special.ndtri(p) * scales  # (S, Q, N, *event)
-    if not bool(torch.isfinite(ends).all() & (scales > 0).all()):
-        mean = average(means)[0]
-        std = average(scales.square() + (means - mean).square())[0].sqrt()
-        return torch.stack(
-            [
-                bisected_quantile(lambda y: average(torch.special.ndtr((y - means) / scales))[0], mean, std, level)
-                for level in levels
-            ]
-        )
-    start, inverse, near = average(ends), scales.reciprocal(), 1e-8 * scales.amin(0)
-    densities = inverse / math.sqrt(2.0 * math.pi)
+    near, inverse = 1e-8 * scales.amin(0), scales.reciprocal()
+    densities, inverse = inverse * shares / math.sqrt(2.0 * math.pi), inverse / math.sqrt(2.0)
+    halves = 0.5 * shares
 
     def newton(value: Tensor) -> tuple[Tensor, Tensor]:
-        away = (value - means) * inverse
-        excess = average(torch.special.ndtr(away)) - p
-        return excess, excess / average(torch.exp(-0.5 * away.square()) * densities)
+        away = (means - value) * inverse
+        excess = (torch.special.erfc(away) * halves).sum(0) - p
+        return excess, excess / (torch.exp(-away.square()) * densities).sum(0)
 
-    value = start
+    value = start = (ends * shares).sum(0)
     for _ in range(_UNGUARDED):
         step = newton(value)[1]
         value = value - step
         if bool((step.abs() <= near).all()):
             return value
+    if not bool(torch.isfinite(ends).all() & (scales > 0).all()):
+        mean = (means * shares).sum(0)[0]
+        std = ((scales.square() + (means - mean).square()) * shares).sum(0)[0].sqrt()
+
+        def cdf(y: Tensor) -> Tensor:
+            return (torch.special.ndtr((y - means) / scales) * shares).sum(0)[0]
+
+        return torch.stack([bisected_quantile(cdf, mean, std, level) for level in levels])
     lower, upper, value = ends.amin(0), ends.amax(0), start
     last, found = upper - lower, torch.zeros_like(lower, dtype=torch.bool)
     for _ in range(2 * _BISECTIONS):

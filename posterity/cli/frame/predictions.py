@@ -17,18 +17,20 @@ def predicted_columns(
     source: "Source", classes: list[str] | None, predictive: "Predictive", level: float, quantiles: Sequence[float]
 ) -> dict[str, list[Any]]:
     """What is predicted, by column, in the units and with the class names of the training rows."""
+    import torch
+
     if classes is None:
         predictive, _, scale = source.own_units(predictive)
         shift = 0.0 if source.log_target else source.shift
-        lower, upper = (end.double() * scale + shift for end in predictive.interval(level))
-        columns: dict[str, list[Any]] = {
-            **by_output("mean", predictive.mean.double() * scale + shift),
-            **by_output("std", predictive.std.double() * scale),
-            **by_output("lower", lower),
-            **by_output("upper", upper),
-            **by_output("aleatoric_std", predictive.aleatoric.double().clamp_min(0.0).sqrt() * scale),
-            **by_output("epistemic_std", predictive.epistemic.double().clamp_min(0.0).sqrt() * scale),
-        }
+        moments = (predictive.mean, predictive.std, *predictive.interval(level), predictive.aleatoric, predictive.epistemic)
+        values = torch.stack([moment.double() for moment in moments])
+        values[4:] = values[4:].clamp_min(0.0).sqrt()
+        values *= scale
+        values[[0, 2, 3]] += shift
+        names = ("mean", "std", "lower", "upper", "aleatoric_std", "epistemic_std")
+        columns: dict[str, list[Any]] = {}
+        for name, value in zip(names, values, strict=True):
+            columns.update(by_output(name, value))
         for p in quantiles:
             columns.update(by_output(f"q{p:g}", predictive.quantile(p).double() * scale + shift))
         return columns
