@@ -22,14 +22,16 @@ def predicted_columns(
     if classes is None:
         predictive, _, scale = source.own_units(predictive)
         shift = 0.0 if source.log_target else source.shift
-        moments = (predictive.mean, predictive.std, *predictive.interval(level), predictive.aleatoric, predictive.epistemic)
-        values = torch.stack([moment.double() for moment in moments])
-        values[4:] = values[4:].clamp_min(0.0).sqrt()
-        values *= scale
-        values[[0, 2, 3]] += shift
+        variances = (predictive.aleatoric, predictive.epistemic)
+        moments = (
+            *(moment.double() for moment in (predictive.mean, predictive.std, *predictive.interval(level))),
+            *(variance.double().clamp_min(0.0).sqrt() for variance in variances),
+        )
         names = ("mean", "std", "lower", "upper", "aleatoric_std", "epistemic_std")
+        shifts = torch.tensor([shift, 0.0, shift, shift, 0.0, 0.0], dtype=torch.float64, device=moments[0].device)
+        values = torch.stack(moments, dim=-1) * scale + shifts
         columns: dict[str, list[Any]] = {}
-        for name, value in zip(names, values, strict=True):
+        for name, value in zip(names, values.unbind(-1), strict=True):
             columns.update(by_output(name, value))
         for p in quantiles:
             columns.update(by_output(f"q{p:g}", predictive.quantile(p).double() * scale + shift))

@@ -39,6 +39,10 @@ class ServeOptions:
     )
     max_rows: int = option(10_000, help="Rows of a request.", unit="N", check=positive_whole)
     max_bytes: int = option(10_000_000, help="Bytes of a request.", unit="N", check=positive_whole)
+    max_held: int = option(
+        40_000_000, help="Bytes of all requests under way together; others are told to come again.", unit="N",
+        check=positive_whole,
+    )
     window: float = option(
         1.0,
         help="Milliseconds that a request waits for others on their way, to share a pass.",
@@ -48,6 +52,11 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.max_held < self.max_bytes:
+            raise refused(
+                f"--max-held must be at least --max-bytes, {self.max_bytes:,}. Got {self.max_held:,}.",
+                "no request as large as allowed could be answered.",
+            )
 
 
 @command
@@ -75,7 +84,7 @@ def serve(run: o.Run, wanted: ServeOptions, quiet: o.Quiet = False) -> None:
     from posterity.cli.serving.server import listen, run_server
 
     opened = find_run(run)
-    limits = Limits(wanted.max_rows, wanted.max_bytes, window=wanted.window / 1000.0)
+    limits = Limits(wanted.max_rows, wanted.max_bytes, wanted.max_held, window=wanted.window / 1000.0)
     access = Access(frozenset({*LOOPBACK, wanted.host, *wanted.allow_host}), token)
     with one_thread():
         app = make_app(run, opened, access, limits, quiet=quiet)
