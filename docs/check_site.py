@@ -1,4 +1,4 @@
-"""Looks at the site that `make docs` built: every public name, no dead link, nothing from elsewhere, a search that finds.
+"""Looks at the site that `make docs` built: every name, no dead link, no request, a search that finds.
 
 python docs/check_site.py [--browser]
 """
@@ -34,7 +34,7 @@ def missing_names() -> list[str]:
 
 
 def dead_links(site: Path) -> list[str]:
-    """Return the links of a site to files that it lacks, or to places that a page lacks, each with the page it is on."""
+    """Return links to files that a site lacks, or to places that a page lacks, each with the page it is on."""
     pages = {path.resolve(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     anchors = {path: set(ANCHOR.findall(text)) for path, text in pages.items()}
     dead = []

@@ -1,5 +1,6 @@
-"""A page of a server in headless Chromium, driven through a pipe: what it evaluates, requests, and says on the console."""
+"""A page of a server in headless Chromium, driven through a pipe: what it evaluates, asks for, and logs."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -20,13 +21,14 @@ class Tab:
     def __init__(self, folder: Path, width: int = 1200, *, dark: bool = False) -> None:
         self.requests, self.said, self._count = [], [], 0
         (read, out), (back, write) = os.pipe(), os.pipe()
+        far = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (read, write)]  # away from 3 and 4, which Chromium uses
         command = [BROWSER, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--remote-debugging-pipe", "about:blank"]
-        redirected = f'exec "$@" 3<&{read} 4>&{write}'
+        redirected = f'exec "$@" 3<&{far[0]} 4>&{far[1]}'
         self._process = subprocess.Popen(
-            ["sh", "-c", redirected, "sh", *command], pass_fds=(read, write), stderr=subprocess.DEVNULL
+            ["bash", "-c", redirected, "bash", *command], pass_fds=far, stderr=subprocess.DEVNULL
         )
-        os.close(read)
-        os.close(write)
+        for end in (read, write, *far):
+            os.close(end)
         self._out, self._back, self._session = os.fdopen(out, "wb"), os.fdopen(back, "rb"), None
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]

@@ -81,7 +81,9 @@ class Column:
         elif kinds <= {int, float}:
             if not all(value is None or abs(value) <= LARGEST_WHOLE for value in values):  # nan and inf are not, either
                 return None
-            column = cls(path, name, pa.array(values, pa.float64() if float in kinds else pa.int64()), lines, source="frame")
+            column = cls(
+                path, name, pa.array(values, pa.float64() if float in kinds else pa.int64()), lines, source="frame"
+            )
             numbers = np.array(values, dtype=np.float64)  # nan for None
             vars(column)["_parsed"] = dict.fromkeys((".", ","), numbers)
         else:

@@ -32,9 +32,7 @@ class Picture:
     caption: str
 
 
-def page(
-    title: str, parts: Iterable[str], numbers: Mapping[str, Any] | None = None, *, asks: bool = False
-) -> str:
+def page(title: str, parts: Iterable[str], numbers: Mapping[str, Any] | None = None, *, asks: bool = False) -> str:
     """Write a page of parts that are HTML already; empty ones are left out. The title is escaped here.
 
     With `numbers`, the data of `page.js`, the page has the script that draws them; without, it runs none. With `asks`

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import posterity
@@ -100,8 +101,9 @@ def subject_of_run(path: Path, run: Run, source: Source, words: Sequence[str], *
     """A finished run on the test rows of a source, beside baselines where its training rows are at hand."""
     train = training_rows(run)
     if train is None:
-        cautions = (*others.pop("cautions", ()), "The training rows are not at hand, so there is no baseline to compare with.")
-        train, others["cautions"] = source.data.test.rows(slice(0, 0)), cautions
+        alone = "The training rows are not at hand, so there is no baseline to compare with."
+        others["cautions"] = (*others.get("cautions", ()), alone)
+        train = source.data.test.rows(torch.arange(0, device=source.data.test.inputs.device))
     source = replace(source, data=replace(source.data, train=train))
     outcome = stored_outcome(str(run.config["method"]), source, run.posterior, path)
     rows = [*(run_baselines(source, debug=False) if len(train) else ()), outcome]

@@ -73,8 +73,8 @@ class Held:
         return self
 
     def check(self, size: int) -> None:
-        """Refuse bytes for which there is no room now."""
-        if self._room.used + size > self._room.most:
+        """Refuse bytes for which there is no room beside those of others."""
+        if self._room.used > self._size and self._room.used + size > self._room.most:
             raise Refused(503, "The server holds as many requests as it may. Try again in a second.")
 
 
@@ -174,7 +174,7 @@ def _warm_up(model: Model, reader: Reader) -> None:
 
 
 async def _body(request: Request, limits: Limits, held: Held) -> bytes:
-    """The body of a request; 413 where it is too large, 503 where there is no room for it, 408 where it does not come."""
+    """The body of a request; 413 where it is too large, 503 where there is no room, 408 where it does not come."""
     sentence = f"A body may have {limits.bytes:,} bytes. Send fewer rows, or start the server with --max-bytes."
     told = int(request.headers.get("content-length") or 0)
     if told > limits.bytes:

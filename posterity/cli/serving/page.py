@@ -29,7 +29,9 @@ def run_page(path: Path, run: Run, columns: Sequence[str]) -> str:
     Where the test rows are not at hand, it has the form and the scores that the run folder keeps.
     """
     level = None if run.config["classes"] is not None else LEVEL
-    form = ask_section(_fields(run, columns), level, 'Programs send rows to <code>/predict</code>; <a href="docs">how</a>.')
+    form = ask_section(
+        _fields(run, columns), level, 'Programs send rows to <code>/predict</code>; <a href="docs">how</a>.'
+    )
     try:
         source = find_rows(run, None, ReadingOptions(), "serve", targets=True)
     except PosterityError as error:

@@ -1,7 +1,7 @@
 """`posterity evaluate`: the scores of a finished run."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
