@@ -12,6 +12,7 @@ import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
@@ -238,11 +239,20 @@ def gallery() -> str:
         folder = results.parent
         about = json.loads(results.read_text(encoding="utf-8"))
         path = folder.relative_to(ROOT).as_posix()
-        made = ", ".join(str(about[key]) for key in ("date", "machine") if about.get(key))
+        made = ", ".join(filter(None, (str(about.get("date") or "")[:10], machine_words(about.get("machine")))))
         parts.append(f'<a id="{anchor(path)}"></a>\n\n## {folder.relative_to(ROOT / "results").as_posix()}')
         parts.append(f"```text\n{about['command']}\n```\n\n{made}")
         parts += [f"![{figure.stem}]({path}/{figure.name})" for figure in sorted(folder.glob("*.png"))]
     return "\n\n".join(parts) + "\n"
+
+
+def machine_words(machine: Any) -> str:
+    """Return what results say of the machine that made them: a name, or the parts of one."""
+    if not isinstance(machine, dict):
+        return str(machine or "")
+    return ", ".join(
+        f"{value} {name}" if name in ("cores", "threads") else str(value) for name, value in machine.items()
+    )
 
 
 def theory() -> str:
