@@ -1,4 +1,4 @@
-"""Looks at the site that `make docs` built: every public name, no request to elsewhere, a search that finds.
+"""Looks at the site that `make docs` built: every name, no dead link, no request, a search that finds.
 
 python docs/check_site.py [--browser]
 """
@@ -10,11 +10,15 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from html import unescape
 from pathlib import Path
+from urllib.parse import unquote
 
 ROOT = Path(__file__).parents[1]
 SITE = ROOT / "site"
 LOADED = re.compile(r"<(?:script|link|img|iframe)[^>]*?(?:src|href)=\"?(https?:[^\s\">]+)")
+LINK = re.compile(r"\s(?:href|src)=(?:\"([^\"]*)\"|([^\s>]+))")
+ANCHOR = re.compile(r"\s(?:id|name)=\"?([^\"\s>]+)")
 SEARCHES = {"KFAC": "Kronecker", "temperature": "emperature", "LoRA": "LoRA"}
 """What is searched for, and a word that the results must have."""
 
@@ -27,6 +31,22 @@ def missing_names() -> list[str]:
     exported = runpy.run_path(str(ROOT / "docs" / "make_reference.py"))["exported"]
     names = [(package, name) for package in site["packages"]() for name in exported(package)]
     return [f"{package.__name__}.{name}" for package, name in names if site["canonical"](package, name)[0] not in known]
+
+
+def dead_links(site: Path) -> list[str]:
+    """Return links to files that a site lacks, or to places that a page lacks, each with the page it is on."""
+    pages = {path.resolve(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    anchors = {path: set(ANCHOR.findall(text)) for path, text in pages.items()}
+    dead = []
+    for path, text in pages.items():
+        for link in {unescape(quoted or bare) for quoted, bare in LINK.findall(text)}:
+            if re.match(r"[a-z]+:|//", link):
+                continue
+            file, _, place = unquote(link).partition("#")
+            target = (path.parent / file.partition("?")[0]).resolve() if file else path
+            if not target.is_file() or (place and target in anchors and place not in anchors[target]):
+                dead.append(f"{link} on {path.relative_to(site.resolve())}")
+    return sorted(dead)
 
 
 def loaded_from_elsewhere() -> list[str]:
@@ -48,6 +68,7 @@ def results(browser: str, words: str) -> str:
 def main() -> None:
     """Check the site, and end with an error that names what is wrong."""
     wrong = [f"{name} has no entry" for name in missing_names()]
+    wrong += [f"{link} leads nowhere" for link in dead_links(SITE)]
     wrong += [f"{address} is loaded from elsewhere" for address in loaded_from_elsewhere()]
     if "--browser" in sys.argv:
         browser = shutil.which("chromium")
@@ -56,7 +77,7 @@ def main() -> None:
         wrong += [f"{words!r} finds nothing" for words, word in SEARCHES.items() if word not in results(browser, words)]
     if wrong:
         raise SystemExit("check_site: " + "; ".join(wrong))
-    print("The site has every public name, loads nothing from elsewhere, and its search finds.")
+    print("The site has every public name and no dead link, loads nothing from elsewhere, and its search finds.")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
@@ -36,8 +37,8 @@ MOVED = {
     "benchmarks/README.md": "benchmarks/index.md",
     "results": "gallery.md",
 }
-LESS = "---\nsearch:\n  boost: 0.2\n---\n\n"
-"""The head of pages whose tables would stand before what they are about in a search."""
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+"""The head of pages of tables, whose headings would stand before what they are about in a search."""
 DRAWN = {"ExpectationMaximization": "mixtures/staircase.png", "CoordinateAscent": "mixtures/factorised.png"}
 """Methods that are no posteriors of networks, and the figures of studies that show them."""
 
@@ -131,6 +132,11 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_post_build(*, config: MkDocsConfig) -> None:
+    """Remove the page of a missing address: its links begin at the root of a server, which a folder does not have."""
+    (Path(config.site_dir) / "404.html").unlink(missing_ok=True)
+
+
 def pages() -> dict[str, str]:
     """Return the text of each page that is made, by its path."""
     made = {"gallery.md": gallery(), "theory.md": theory(), "methods/index.md": method_list()}
@@ -144,7 +150,7 @@ def pages() -> dict[str, str]:
             made[page] = relinked((ROOT / source).read_text(encoding="utf-8"), source, page)
     for table in sorted((ROOT / "benchmarks" / "results").glob("*.md")):
         source, page = f"benchmarks/results/{table.name}", f"benchmarks/{table.name}"
-        made[page] = LESS + relinked(table.read_text(encoding="utf-8"), source, page)
+        made[page] = UNSEARCHED + relinked(table.read_text(encoding="utf-8"), source, page)
     return made
 
 
@@ -233,11 +239,20 @@ def gallery() -> str:
         folder = results.parent
         about = json.loads(results.read_text(encoding="utf-8"))
         path = folder.relative_to(ROOT).as_posix()
-        made = ", ".join(str(about[key]) for key in ("date", "machine") if about.get(key))
+        made = ", ".join(filter(None, (str(about.get("date") or "")[:10], machine_words(about.get("machine")))))
         parts.append(f'<a id="{anchor(path)}"></a>\n\n## {folder.relative_to(ROOT / "results").as_posix()}')
         parts.append(f"```text\n{about['command']}\n```\n\n{made}")
         parts += [f"![{figure.stem}]({path}/{figure.name})" for figure in sorted(folder.glob("*.png"))]
     return "\n\n".join(parts) + "\n"
+
+
+def machine_words(machine: Any) -> str:
+    """Return what results say of the machine that made them: a name, or the parts of one."""
+    if not isinstance(machine, dict):
+        return str(machine or "")
+    return ", ".join(
+        f"{value} {name}" if name in ("cores", "threads") else str(value) for name, value in machine.items()
+    )
 
 
 def theory() -> str:

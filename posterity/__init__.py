@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from posterity.posteriors.pretrained import from_pretrained
     from posterity.recipes.laplace import laplace
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Everything is loaded at first use, so that the command line answers --help without importing torch.
 _MODULES = {

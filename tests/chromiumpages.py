@@ -5,12 +5,17 @@ reads into its own document, which Chromium prints.
 """
 
 import json
+import os
+import random
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+TINY = ("--hidden", "6", "--steps", "20", "--device", "cpu", "--quiet")
+HOSTILE = """</script><script>document.title="broken"</script><img src=x onerror="document.title='broken'">"""
+AXE = Path(os.environ.get("POSTERITY_AXE", Path(__file__).parents[1] / "node_modules/axe-core/axe.min.js"))
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -23,6 +28,18 @@ FLAGS = (
     "--enable-logging=stderr",
     "--virtual-time-budget=5000",
 )
+
+
+def hostile_table(path, numbers):
+    """A table whose name, columns, categories and classes are HTML."""
+    draw, lines = random.Random(0), []
+    for _ in range(90):
+        a, b, kind = draw.gauss(0, 1), draw.gauss(0, 1), draw.choice(["<b>x</b>", "y & z"])
+        target = 1000 * a + draw.gauss(0, 100) if numbers else ("<i>no</i>", HOSTILE.replace('"', '""'))[a + b > 0]
+        lines.append(f'{a:.3f},{b:.3f},{kind},"{target}"')
+    named = HOSTILE.replace('"', '""')
+    path.write_text("\n".join([f'a,"{named}",kind,"{named} y"', *lines]), encoding="utf-8")
+    return path, f"{HOSTILE} y"
 
 
 def dumped(folder: Path, text: str, *flags: str) -> tuple[str, list[str]]:

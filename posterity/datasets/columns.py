@@ -62,6 +62,35 @@ class Column:
             object.__setattr__(self, "values", pa.array(self.values, pa.string()))
         object.__setattr__(self, "lines", np.asarray(self.lines, dtype=np.int64))
 
+    @classmethod
+    def of_values(cls, path: Path, name: str, values: Sequence[Any], lines: Any) -> "Column | None":
+        """Return a column of a frame from Python values, None where missing, without a way through Arrow's functions.
+
+        None where they are not all strings, all booleans or all numbers that float64 holds: `frame_of` judges those.
+        """
+        import pyarrow as pa
+
+        kinds = {type(value) for value in values} - {type(None)}
+        if kinds <= {str}:
+            words = tuple(dict.fromkeys(value for value in values if value is not None))
+            slots = {None: len(words), **{word: slot for slot, word in enumerate(words)}}
+            column = cls(path, name, pa.array(values, pa.string()), lines, source="frame")
+            vars(column)["_encoded"] = np.array([slots[value] for value in values]), words
+        elif kinds == {bool}:
+            column = cls(path, name, pa.array(values, pa.bool_()), lines, source="frame")
+        elif kinds <= {int, float}:
+            if not all(value is None or abs(value) <= LARGEST_WHOLE for value in values):  # nan and inf are not, either
+                return None
+            column = cls(
+                path, name, pa.array(values, pa.float64() if float in kinds else pa.int64()), lines, source="frame"
+            )
+            numbers = np.array(values, dtype=np.float64)  # nan for None
+            vars(column)["_parsed"] = dict.fromkeys((".", ","), numbers)
+        else:
+            return None
+        vars(column)["missing"] = np.array([value is None for value in values])
+        return column
+
     def __len__(self) -> int:
         """Number of values N."""
         return len(self.values)

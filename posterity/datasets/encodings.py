@@ -74,7 +74,7 @@ class InputColumn:
         """Return the inputs (N, width) of a column in float32; notes what the training rows did not have."""
         if self.part:
             column = part_of(column, self.part, self.order)
-        elif self.sign != column.sign and self.kind == "number":
+        elif self.kind == "number" and self.sign != column.sign:
             _refuse_sign(column, self.sign, decimal)
         missing = column.missing
         if self.kind == "category":

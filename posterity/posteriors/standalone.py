@@ -145,6 +145,8 @@ class Draws(Predictor):
         self.draws = len(theta)
         assert self.network is not None
         self._chain = None if each else linear_chain(self.network)
+        owners = {id(module): name for name, module in self.network.named_modules()}
+        self._owners = [] if self._chain is None else [owners[id(layer)] for layer in self._chain.layers]
 
     def weights(self, draw: int) -> dict[str, Tensor]:
         """Return the weights and buffers of a draw by name."""
@@ -165,24 +167,23 @@ class Draws(Predictor):
     def _together(self, rows: Tensor) -> Tensor:
         """Return the outputs (S, N, D) of a chain of linear layers, one product for all draws of a layer."""
         assert self._chain is not None
-        assert self.network is not None
-        names = {id(tensor): name for name, tensor in self.network.named_parameters()}
 
-        def drawn(tensor: Tensor) -> Tensor:  # (S, ...)
-            name = names[id(tensor)]
+        def drawn(owner: str, kind: str, tensor: Tensor) -> Tensor:  # (S, ...)
+            name = f"{owner}.{kind}" if owner else kind
             own: Tensor = getattr(self, self._draws[name]) if name in self._draws else tensor
             return own.expand(self.draws, *tensor.shape)
 
         values = rows.expand(self.draws, *rows.shape)
-        for layer in self._chain.layers:
+        for owner, layer in zip(self._owners, self._chain.layers, strict=True):
             if not isinstance(layer, nn.Linear):
                 values = layer(values)
                 continue
             bias: Tensor | None = layer.bias  # torch declares it as always there
             if bias is None:
-                values = torch.bmm(values, drawn(layer.weight).mT)
+                values = torch.bmm(values, drawn(owner, "weight", layer.weight).mT)
             else:
-                values = torch.baddbmm(drawn(bias).unsqueeze(1), values, drawn(layer.weight).mT)
+                weight = drawn(owner, "weight", layer.weight)
+                values = torch.baddbmm(drawn(owner, "bias", bias).unsqueeze(1), values, weight.mT)
         return values
 
 

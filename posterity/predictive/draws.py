@@ -78,12 +78,16 @@ class DrawsPredictive(Predictive):
 
     @property
     def aleatoric(self) -> Tensor:
-        return self._variances.mean(0)
+        return self._parts[0]
 
     @property
     def epistemic(self) -> Tensor:
         """Variance of the draws' means, divisor S, (N, *event)."""
-        return (self._means - self.mean).square().mean(0)
+        return self._parts[1]
+
+    @cached_property
+    def _parts(self) -> tuple[Tensor, Tensor]:
+        return self._variances.mean(0), (self._means - self.mean).square().mean(0)
 
     @property
     def normals(self) -> tuple[Tensor, Tensor] | None:

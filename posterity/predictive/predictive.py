@@ -208,6 +208,7 @@ def between_zero_and_one(name: str, value: float) -> None:
         raise ValueError(f"{name} must be a number between 0 and 1, both excluded. Got {shown(value)}.")
 
 
+_UNGUARDED = 6  # steps of Newton's method that are tried without brackets: draws of a posterior mostly need 4
 _BISECTIONS = 64  # each halves the bracket: enough for every bit of a float64
 _DOUBLINGS = 1999  # the range of a float64
 
@@ -241,41 +242,50 @@ def quantiles_of_normals(
 ) -> Tensor:
     """Quantiles (Q, N, *event) of mixtures of S normals, means and scales (S, N, *event), in float64.
 
-    Each lies between the least and the largest quantile of the components. Newton's method from their average halves
-    that bracket where a step leaves it, or is not half the one before: Press et al. (2007), section 9.4. It ends after
-    a step of 1e-8 of the least scale, whose square is the error that is left. Where a scale is 0, or a number is not
-    finite, it bisects. `weights` (S,) are equal by default.
+    Newton's method begins at the average of the components' quantiles, and ends after a step of 1e-8 of the least
+    scale, whose square is the error that is left. Where a few steps do not get there, it begins again and halves a
+    bracket, the least and the largest quantile of the components, whenever a step leaves it or is not half the one
+    before: Press et al. (2007), section 9.4. Where a scale is 0, or a number is not finite, it bisects. `weights` (S,)
+    are equal by default.
 
     >>> quantiles_of_normals(torch.tensor([[-1.0], [1.0]]), torch.ones(2, 1), [0.5])
     tensor([[0.]], dtype=torch.float64)
     """
     means, scales = means.double().unsqueeze(1), scales.double().expand(means.shape).unsqueeze(1)  # (S, 1, N, *event)
+    form = (-1, *(1,) * (means.dim() - 1))
     shares = means.new_full((len(means),), 1.0 / len(means)) if weights is None else weights.to(means)
-
-    def average(values: Tensor) -> Tensor:
-        return (shares @ values.flatten(1)).view(values.shape[1:])
-
-    p = torch.tensor(levels, dtype=torch.float64).to(means.device).view(-1, *(1,) * (means.dim() - 2))
+    shares = shares.view(form)
+    p = torch.tensor(levels, dtype=torch.float64).to(means.device).view(-1, *form[2:])
     ends = means + torch.special.ndtri(p) * scales  # (S, Q, N, *event)
+    near, inverse = 1e-8 * scales.amin(0), scales.reciprocal()
+    densities, inverse = inverse * shares / math.sqrt(2.0 * math.pi), inverse / math.sqrt(2.0)
+    halves = 0.5 * shares
+
+    def newton(value: Tensor) -> tuple[Tensor, Tensor]:
+        away = (means - value) * inverse
+        excess = (torch.special.erfc(away) * halves).sum(0) - p
+        return excess, excess / (torch.exp(-away.square()) * densities).sum(0)
+
+    value = start = (ends * shares).sum(0)
+    for _ in range(_UNGUARDED):
+        step = newton(value)[1]
+        value = value - step
+        if bool((step.abs() <= near).all()):
+            return value
     if not bool(torch.isfinite(ends).all() & (scales > 0).all()):
-        mean = average(means)[0]
-        std = average(scales.square() + (means - mean).square())[0].sqrt()
-        return torch.stack(
-            [
-                bisected_quantile(lambda y: average(torch.special.ndtr((y - means) / scales))[0], mean, std, level)
-                for level in levels
-            ]
-        )
-    lower, upper, value = ends.amin(0), ends.amax(0), average(ends)
-    inverse, near = scales.reciprocal(), 1e-8 * scales.amin(0)
-    densities = inverse / math.sqrt(2.0 * math.pi)
+        mean = (means * shares).sum(0)[0]
+        std = ((scales.square() + (means - mean).square()) * shares).sum(0)[0].sqrt()
+
+        def cdf(y: Tensor) -> Tensor:
+            return (torch.special.ndtr((y - means) / scales) * shares).sum(0)[0]
+
+        return torch.stack([bisected_quantile(cdf, mean, std, level) for level in levels])
+    lower, upper, value = ends.amin(0), ends.amax(0), start
     last, found = upper - lower, torch.zeros_like(lower, dtype=torch.bool)
     for _ in range(2 * _BISECTIONS):
-        away = (value - means) * inverse
-        excess = average(torch.special.ndtr(away)) - p
+        excess, step = newton(value)
         below = excess < 0
         lower, upper = torch.where(below, value, lower), torch.where(below, upper, value)
-        step = excess / average(torch.exp(-0.5 * away.square()) * densities)
         fresh, size = value - step, step.abs()
         sound = (fresh >= lower) & (fresh <= upper) & (size <= 0.5 * last)
         # What is found stays: its next step, of rounding alone, would not be half the one before.

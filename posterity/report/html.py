@@ -18,6 +18,8 @@ from typing import Any
 
 SCRIPTS = ("charts.js", "statistics.js", "page.js")
 """What a page with numbers runs, in this order."""
+ASKS = "ask.js"
+"""What the page of a server runs after them."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +32,21 @@ class Picture:
     caption: str
 
 
-def page(title: str, parts: Iterable[str], numbers: Mapping[str, Any] | None = None) -> str:
+def page(title: str, parts: Iterable[str], numbers: Mapping[str, Any] | None = None, *, asks: bool = False) -> str:
     """Write a page of parts that are HTML already; empty ones are left out. The title is escaped here.
 
-    With `numbers`, the data of `page.js`, the page has the script that draws them; without, it runs none.
+    With `numbers`, the data of `page.js`, the page has the script that draws them; without, it runs none. With `asks`
+    the script may also send what is in a form of the page to the page's own server, and to no other.
     """
     style = _asset("page.css")
     policy = f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; style-src {_hash(style)}"
     told, script = "it loads nothing and runs no scripts.", ""
     if numbers is not None:
-        code = "(() => {\n'use strict';\n" + "\n".join(map(_asset, SCRIPTS)) + "})();\n"
-        policy += f"; script-src {_hash(code)}"
+        code = "(() => {\n'use strict';\n" + "\n".join(map(_asset, (*SCRIPTS, *(ASKS,) * asks))) + "})();\n"
+        policy += f"; script-src {_hash(code)}" + "; connect-src 'self'" * asks
         told = "it loads nothing, and the only script that it runs is its own."
+        if asks:
+            told = "the only script that it runs is its own, and what is typed goes to the server of the page alone."
         # No text in the numbers can end the element or begin another: JSON needs no sign <.
         text = json.dumps(numbers, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
         script = f'<script type="application/json" id="numbers">{text}</script>\n<script>{code}</script>\n'

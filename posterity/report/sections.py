@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from posterity.report.html import facts, paragraph, section, wide
 from posterity.report.numbers import number, with_ends
@@ -39,6 +39,15 @@ class Score(Protocol):
     def heading(self) -> str:
         """The heading of the column."""
         ...
+
+
+class Field(NamedTuple):
+    """A value of a row that a reader gives: a number, a choice among words, or text; `value` stands there at first."""
+
+    name: str
+    value: str = ""
+    choices: Sequence[str] = ()
+    is_number: bool = False
 
 
 def scores_table(rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], best: Mapping[str, Sequence[str]]) -> str:
@@ -189,6 +198,36 @@ def class_sections(classes: Sequence[str], of_rows: str, *, has_map: bool, most_
             )
         )  # fmt: skip
     return parts
+
+
+def ask_section(fields: Sequence[Field], level: float | None, note: str) -> str:
+    """A form for one row, which `ask.js` sends to the server of the page; a level where intervals are predicted.
+
+    `note` is HTML already.
+    """
+    rows = "\n".join(_field(f"ask-{index}", field) for index, field in enumerate(fields))
+    wanted = (
+        '<div><label for="ask-level">Level of the interval</label>\n<input type="number" id="ask-level" min="0.01" '
+        f'max="0.99" step="any" value="{level:g}"></div>'
+        if level is not None
+        else ""
+    )
+    return section(
+        "Predict a row",
+        f'<p class="note">{note}</p>',
+        f'<form id="ask" data-script hidden>\n<div class="fields">\n{rows}\n{wanted}</div>\n'
+        '<button type="submit">Predict</button>\n</form>\n<div id="answer" role="status"></div>',
+    )
+
+
+def _field(name: str, field: Field) -> str:
+    label = f'<label for="{name}">{escape(field.name)}</label>'
+    column = f'id="{name}" data-column="{escape(field.name)}"'
+    if field.choices:
+        words = (f'<option value="{escape(word)}">{escape(word)}</option>' for word in field.choices)
+        return f'<div>{label}\n<select {column}>{"".join(words)}<option value="">(missing)</option></select></div>'
+    kind = ' inputmode="decimal" data-number' if field.is_number else ""
+    return f'<div>{label}\n<input type="text" {column}{kind} value="{escape(field.value)}" placeholder="missing"></div>'
 
 
 def by_method(heading: str, about: str, parts: Mapping[tuple[str, str], str]) -> str:

@@ -38,6 +38,30 @@ def test_examples_become_blocks_of_code(site) -> None:
     assert list(site["fenced"](lines[2:4])) == ["", "```pycon", ">>> 1 + 1", "2", "```"]
 
 
+def test_dead_links_are_found(tmp_path) -> None:
+    check = runpy.run_path(str(ROOT / "docs" / "check_site.py"))
+    (tmp_path / "decks").mkdir()
+    (tmp_path / "decks" / "one.html").write_text(
+        '<h2 id="here">x</h2> <a href="../two.html#there">y</a> <img src=../no.png>'
+    )
+    (tmp_path / "two.html").write_text(
+        '<a id=there href="decks/one.html#here">x</a> <a href="decks/one.html#gone">y</a>'
+    )
+    (tmp_path / "three.html").write_text('<a href="https://a.b/c">x</a> <a href="decks">y</a> <a href="#nowhere">z</a>')
+    assert check["dead_links"](tmp_path) == [
+        "#nowhere on three.html",
+        "../no.png on decks/one.html",
+        "decks on three.html",
+        "decks/one.html#gone on two.html",
+    ]
+
+
+def test_machines_are_told_in_words(site) -> None:
+    told = site["machine_words"]
+    assert told({"cpu": "AMD EPYC", "cores": 2}) == "AMD EPYC, 2 cores"
+    assert (told("one H200"), told(None)) == ("one H200", "")
+
+
 def test_every_method_has_a_page_and_a_picture(site) -> None:
     pages = site["pages"]()
     for name in site["method_names"]():

@@ -1,12 +1,9 @@
 """The HTML pages in a real browser: nothing to complain about, no request, and no wider than a phone."""
 
-import os
-import random
 import shutil
-from pathlib import Path
 
 import pytest
-from chromiumpages import BROWSER, asked, dumped
+from chromiumpages import AXE, BROWSER, TINY, asked, dumped, hostile_table
 
 from posterity.cli.frame import columns
 from posterity.cli.main import main
@@ -19,21 +16,6 @@ pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on PATH"),
 ]
 PHONE = 390
-TINY = ("--hidden", "6", "--steps", "20", "--device", "cpu", "--quiet")
-HOSTILE = """</script><script>document.title="broken"</script><img src=x onerror="document.title='broken'">"""
-AXE = Path(os.environ.get("POSTERITY_AXE", Path(__file__).parents[2] / "node_modules/axe-core/axe.min.js"))
-
-
-def hostile_table(path, numbers):
-    """A table whose name, columns, categories and classes are HTML."""
-    draw, lines = random.Random(0), []
-    for _ in range(90):
-        a, b, kind = draw.gauss(0, 1), draw.gauss(0, 1), draw.choice(["<b>x</b>", "y & z"])
-        target = 1000 * a + draw.gauss(0, 100) if numbers else ("<i>no</i>", HOSTILE.replace('"', '""'))[a + b > 0]
-        lines.append(f'{a:.3f},{b:.3f},{kind},"{target}"')
-    named = HOSTILE.replace('"', '""')
-    path.write_text("\n".join([f'a,"{named}",kind,"{named} y"', *lines]), encoding="utf-8")
-    return path, f"{HOSTILE} y"
 
 
 def text_of(folder, *words):

@@ -7,8 +7,10 @@ import json
 import random
 import re
 import shlex
+import shutil
 import sys
 from base64 import b64encode
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -26,7 +28,9 @@ from posterity.cli.main import main
 from posterity.cli.serving.app import Limits, make_app
 from posterity.cli.serving.batching import Model
 from posterity.cli.serving.guard import LOOPBACK, Access
-from posterity.cli.serving.page import docs_page
+from posterity.cli.serving.page import docs_page, run_page
+from posterity.cli.serving.rows import Reader, Refused
+from posterity.datasets.columns import Column
 
 pytestmark = pytest.mark.cpu
 TINY = ("--method", "ensemble", "--hidden", "4", "--steps", "40", "--prior-scale", "1", "--device", "cpu", "--quiet")
@@ -200,6 +204,76 @@ def test_a_body_that_does_not_come_is_not_waited_for(table_run):
     assert served(table_run, calls, seconds=0.05)[0]["status"] == 408
 
 
+def test_bodies_of_all_requests_together_have_a_limit(table_run):
+    body = json.dumps([GOOD] * 30).encode()
+    limits = {"held": 2 * 4096 + len(body) + 100, "bytes": 2 * len(body)}
+
+    async def calls(app):
+        arrived, sent = asyncio.Event(), []
+
+        async def receive():
+            if not arrived.is_set():
+                arrived.set()
+                return {"type": "http.request", "body": body[:-1], "more_body": True}
+            await finish.wait()
+            return {"type": "http.request", "body": body[-1:], "more_body": False}
+
+        async def send(message):
+            sent.append(message)
+
+        finish = asyncio.Event()
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b"", "headers": headers}
+        slow = asyncio.create_task(app({**scope, "root_path": "", "http_version": "1.1"}, receive, send))
+        await arrived.wait()
+        declared = await predict(app, body)
+        undeclared = await predict(app, body, {b"content-length": b"0"})
+        small = await predict(app, [GOOD])
+        finish.set()
+        await slow
+        wrong = [await predict(app, bad) for bad in (b"{", b" " * (1 + 2 * len(body)), b"[]")]
+        return declared, undeclared, small, sent[0]["status"], wrong, [await predict(app, body) for _ in range(3)]
+
+    declared, undeclared, small, slow, wrong, after = served(table_run, calls, **limits)
+    for refused in (declared, undeclared):
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert "holds as many requests as it may" in refused.json()["error"]
+    assert (small.status, slow) == (200, 200)
+    assert [answer.status for answer in wrong] == [422, 413, 422]
+    assert [answer.status for answer in after] == [200] * 3
+
+
+def test_rows_of_json_are_encoded_as_those_of_a_frame(table_run, monkeypatch):
+    """Columns of plain values take no way through Arrow's functions: the inputs are the same to the bit."""
+    reader, draw = Reader(find_run(table_run), 50), random.Random(0)
+    values = {
+        "area": [100.0, 3, 2**53, 2**53 + 1, 10**30, 1e-320, -0.0, None, True, "12.5", "1,5", "", "wide", 1e30],
+        "rooms": [1, 2.5, None, False, "3", " 3", "NA", 7],
+        "garden": ["yes", "no", "NO", True, None, 0, 1, "maybe"],
+        "zone": ["A", "B", "C", "Q", "", None, 1, 2.0, True, "NA"],
+    }
+
+    def told(rows):
+        try:
+            asked = reader.read(json.dumps(rows).encode(), "application/json", None)
+        except Refused as error:
+            return str(error), error.rows
+        return asked.source.data.test.inputs.tolist(), asked.outside, asked.notes
+
+    plain = Column.of_values
+    fast = 0
+    for _ in range(150):
+        rows = [{name: draw.choice(own) for name, own in values.items()} for _ in range(draw.choice((1, 1, 2, 4)))]
+        given = told(rows)
+        with monkeypatch.context() as patch:
+            patch.setattr(Column, "of_values", lambda *args: None)
+            assert given == told(rows), rows
+        fast += isinstance(given[0], list) and all(
+            plain(Path("table"), name, [row[name] for row in rows], range(len(rows))) for name in values
+        )
+    assert fast > 5
+
+
 def test_concurrent_requests_share_a_pass_and_get_their_own_rows(table_run):
     asked = [({**GOOD, "area": 50.0 + 5 * index}, 0.5 + 0.4 * (index % 2)) for index in range(12)]
 
@@ -314,12 +388,38 @@ def test_request_ids_go_in_and_out_and_into_the_log(table_run, capsys):
     assert given.headers["x-content-type-options"] == "nosniff"
 
 
+def test_the_page_is_the_report_with_a_form_for_a_row(table_run, tmp_path):
+    async def calls(app):
+        return [await ask(app, path=path) for path in ("/", "/", "/docs")]
+
+    page, again, docs = (answer.body.decode() for answer in served(table_run, calls))
+    assert page == again
+    assert '<p class="verdict">' in page
+    assert 'data-figure="observed"' in page
+    assert re.findall(r'data-column="(\w+)"', page) == ["area", "rooms", "garden", "zone"]
+    assert [text for text in ("connect-src 'self'", "connect-src") if text in page] == [
+        "connect-src 'self'",
+        "connect-src",
+    ]
+    assert "connect-src" not in docs
+    for name in re.findall(r'data-column="[^>]*id="([\w-]+)"|id="([\w-]+)" data-column', page):
+        assert f'<label for="{"".join(name)}">' in page
+
+    for part in table_run.iterdir():
+        (shutil.copytree if part.is_dir() else shutil.copy)(part, tmp_path / part.name)
+    run = find_run(tmp_path)
+    gone = run_page(tmp_path, replace(run, file=tmp_path / "gone.csv"), list(GOOD))
+    assert "There is no report:" in gone
+    assert "Scores of the test rows" in gone
+    assert 'id="ask"' in gone
+
+
 def test_pages_ask_nothing_of_other_places(table_run):
     async def calls(app):
         return [await ask(app, path=path) for path in ("/", "/docs", "/openapi.json")]
 
     page, docs, schema = served(table_run, calls)
-    assert "ensemble on houses" in page.body.decode()
+    assert "on houses" in page.body.decode()
     for each in (page, docs):
         assert not re.search(r"(?:src|href)=\"(?:https?:)?//", each.body.decode())
         assert "default-src 'none'" in each.body.decode()

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,30 +95,34 @@ def outside(part: Part | None, source: Source) -> list[str] | None:
     """
     if part is None:
         return None
-    inputs, known = source.data.test.inputs.double().cpu(), part.tensors
-    beyond = torch.maximum(known["low"] - inputs, inputs - known["high"]).clamp_min(0.0) / known["spread"]
-    beyond = torch.where(numeric_features(source.preprocessing, inputs.shape[1]), beyond - known["margin"], 0.0)
+    inputs = source.data.test.inputs.double().cpu().numpy()
+    low, high, spread, margin = (part.tensors[name].numpy() for name in ("low", "high", "spread", "margin"))
+    beyond = np.maximum(np.maximum(low - inputs, inputs - high), 0.0) / spread
+    beyond = np.where(numeric_features(source.preprocessing, inputs.shape[1]).numpy(), beyond - margin, 0.0)
     if source.preprocessing is None:
         names = [f"x{index}" for index in range(1, inputs.shape[1] + 1)]
     else:
         names, beyond = _by_column(source.preprocessing, source, inputs, beyond)
-    worst, column = beyond.max(1)
-    return [names[index] if far > 0 else "" for far, index in zip(worst.tolist(), column.tolist(), strict=True)]
+    worst, column = beyond.max(1).tolist(), beyond.argmax(1).tolist()
+    return [names[index] if far > 0 else "" for far, index in zip(worst, column, strict=True)]
 
 
-def _by_column(fitted: Preprocessing, source: Source, inputs: Tensor, beyond: Tensor) -> tuple[list[str], Tensor]:
+def _by_column(fitted: Preprocessing, source: Source, inputs: Any, beyond: Any) -> tuple[list[str], Any]:
     """The names of the encoded columns, and how far each row is outside in each, infinite for what was never seen."""
     assert source.table is not None
     marked = {column.name for column in fitted.inputs if column.has_indicator}
     rows: dict[str, Any] = {name: source.table.column(name) for name in {column.name for column in fitted.inputs}}
-    far, start = [], 0
-    for column in fitted.inputs:
-        block = slice(start, start + len(column.features))
-        missing = torch.from_numpy(rows[column.name].missing[list(source.test)])
-        own = beyond[:, block].amax(1)
+    test = np.array(source.test, dtype=np.int64)
+    far, start = np.empty((len(inputs), len(fitted.inputs))), 0
+    for index, column in enumerate(fitted.inputs):
+        width = len(column.features)
+        missing = rows[column.name].missing[test]
+        own = beyond[:, start : start + width].max(1)
         if column.kind == "category":
-            unseen = (inputs[:, block][:, : len(column.categories)] == 0).all(1) & ~missing
-            own = own.masked_fill(unseen, math.inf)
-        far.append(own if column.name in marked else own.masked_fill(missing, math.inf))
-        start = block.stop
-    return [column.name for column in fitted.inputs], torch.stack(far, dim=1)
+            seen = inputs[:, start : start + len(column.categories)].any(1)
+            own[~seen & ~missing] = np.inf
+        if column.name not in marked:
+            own[missing] = np.inf
+        far[:, index] = own
+        start += width
+    return [column.name for column in fitted.inputs], far

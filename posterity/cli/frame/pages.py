@@ -3,18 +3,20 @@
 import platform
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import posterity
 from posterity.cli.frame.columns import best, columns, nll_rows
+from posterity.cli.frame.folders import Run, training_rows
 from posterity.cli.frame.options import LEVEL, METHODS
-from posterity.cli.frame.outcomes import Outcome, shares
+from posterity.cli.frame.outcomes import Outcome, run_baselines, shares, stored_outcome, verdict
 from posterity.cli.frame.outside import distances, outside
 from posterity.cli.frame.pageparts import (
     chains_part,
@@ -25,6 +27,7 @@ from posterity.cli.frame.pageparts import (
     importance_part,
     rows_part,
 )
+from posterity.cli.frame.scores import far_lines
 from posterity.cli.frame.sources import Source
 from posterity.predictive import Predictive
 from posterity.report.charts import histogram
@@ -54,7 +57,8 @@ class Subject:
 
     - `source`: the test rows, and the training rows where they are at hand.
     - `outcomes`: baselines and methods, in the order of the table; `verdict` is of these, as `outcomes.verdict` has it.
-    - `remarks`: lines below the scores; `cautions`: what must be known before any number; `more`: further sections.
+    - `remarks`: lines below the scores; `cautions`: what must be known before any number; `more`: further sections,
+      `first`: sections before all others.
     - `reach`: how far the training rows reach; `level`: of the intervals at first.
     - `settings`: all options with their values; `words`: the command line.
     """
@@ -69,6 +73,7 @@ class Subject:
     remarks: Sequence[str] = ()
     cautions: Sequence[str] = ()
     more: Sequence[str] = ()
+    first: Sequence[str] = ()
     about: Mapping[str, str] = field(default_factory=dict)
     reach: Part | None = None
     level: float = LEVEL
@@ -92,8 +97,35 @@ def write_page(path: Path, subject: Subject) -> None:
     write_file(path, report(subject).encode("utf-8", "replace"))  # a path may hold bytes that are no text
 
 
-def report(subject: Subject) -> str:
-    """The page of a subject."""
+def subject_of_run(path: Path, run: Run, source: Source, words: Sequence[str], **others: Any) -> Subject:
+    """A finished run on the test rows of a source, beside baselines where its training rows are at hand."""
+    train = training_rows(run)
+    if train is None:
+        alone = "The training rows are not at hand, so there is no baseline to compare with."
+        others["cautions"] = (*others.get("cautions", ()), alone)
+        train = source.data.test.rows(torch.arange(0, device=source.data.test.inputs.device))
+    source = replace(source, data=replace(source.data, train=train))
+    outcome = stored_outcome(str(run.config["method"]), source, run.posterior, path)
+    rows = [*(run_baselines(source, debug=False) if len(train) else ()), outcome]
+    far = outcome.numbers.get("far")
+    remarks = (*others.pop("remarks", ()), *(far_lines(source.data, {outcome.label: far}) if far else ()))
+    return Subject(
+        f"{outcome.label} of {path} on {source.data.name}",
+        f"A finished run, scored on {len(source.data.test):,} rows.",
+        source,
+        rows,
+        verdict(source, {each.word: each for each in rows if each.worked}),
+        words,
+        run.config,
+        remarks=remarks,
+        about={"Run folder": str(path)},
+        reach=run.reach,
+        **others,
+    )
+
+
+def report(subject: Subject, *, asks: bool = False) -> str:
+    """The page of a subject; with `asks` it has a form among its sections, which asks the server of the page."""
     numbers: dict[str, Any] = {"task": subject.source.data.task, "methods": [], "figures": {}}
     figures = numbers["figures"]
     predicted, packed = _predictions(subject) if len(subject.source.data.test) else ([], {})
@@ -101,6 +133,7 @@ def report(subject: Subject) -> str:
     chosen = [(outcome.word, outcome.label) for outcome in _by_rank(subject)] if predicted else []
     parts = [
         _heading(subject),
+        *subject.first,
         _scores(subject),
         methods_chooser(chosen, _shown_first(subject)) if len(chosen) > 1 else "",
         *predicted,
@@ -114,7 +147,7 @@ def report(subject: Subject) -> str:
         made_by(shlex.join(["posterity", *subject.words]), {**subject.about, **_versions()}),
         settings(subject.settings),
     ]
-    return page(subject.title, parts, numbers)
+    return page(subject.title, parts, numbers, asks=asks)
 
 
 def _heading(subject: Subject) -> str:

@@ -17,18 +17,22 @@ def predicted_columns(
     source: "Source", classes: list[str] | None, predictive: "Predictive", level: float, quantiles: Sequence[float]
 ) -> dict[str, list[Any]]:
     """What is predicted, by column, in the units and with the class names of the training rows."""
+    import torch
+
     if classes is None:
         predictive, _, scale = source.own_units(predictive)
         shift = 0.0 if source.log_target else source.shift
-        lower, upper = (end.double() * scale + shift for end in predictive.interval(level))
-        columns: dict[str, list[Any]] = {
-            **by_output("mean", predictive.mean.double() * scale + shift),
-            **by_output("std", predictive.std.double() * scale),
-            **by_output("lower", lower),
-            **by_output("upper", upper),
-            **by_output("aleatoric_std", predictive.aleatoric.double().clamp_min(0.0).sqrt() * scale),
-            **by_output("epistemic_std", predictive.epistemic.double().clamp_min(0.0).sqrt() * scale),
-        }
+        variances = (predictive.aleatoric, predictive.epistemic)
+        moments = (
+            *(moment.double() for moment in (predictive.mean, predictive.std, *predictive.interval(level))),
+            *(variance.double().clamp_min(0.0).sqrt() for variance in variances),
+        )
+        names = ("mean", "std", "lower", "upper", "aleatoric_std", "epistemic_std")
+        shifts = torch.tensor([shift, 0.0, shift, shift, 0.0, 0.0], dtype=torch.float64, device=moments[0].device)
+        values = torch.stack(moments, dim=-1) * scale + shifts
+        columns: dict[str, list[Any]] = {}
+        for name, value in zip(names, values.unbind(-1), strict=True):
+            columns.update(by_output(name, value))
         for p in quantiles:
             columns.update(by_output(f"q{p:g}", predictive.quantile(p).double() * scale + shift))
         return columns
@@ -47,7 +51,7 @@ def json_value(value: Any) -> Any:
 def by_output(name: str, values: "Tensor") -> dict[str, list[float]]:
     """One column for each output, numbered where there are several."""
     several = values.shape[1] > 1
-    return {f"{name}{index}" if several else name: column.tolist() for index, column in enumerate(values.T, start=1)}
+    return {f"{name}{index}" if several else name: column for index, column in enumerate(values.T.tolist(), start=1)}
 
 
 def csv_text(columns: Mapping[str, Sequence[Any]]) -> str:

@@ -7,8 +7,13 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from posterity.cli.frame.folders import Run
+from posterity.cli.frame.folders import Run, find_rows
+from posterity.cli.frame.options import LEVEL, ReadingOptions, method_label
+from posterity.cli.frame.pages import report, subject_of_run
+from posterity.errors import PosterityError
 from posterity.report.html import facts, page, section
+from posterity.report.numbers import number
+from posterity.report.sections import Field, ask_section, warnings
 from posterity.storage import RunFolder
 
 _ANSWER = (
@@ -18,22 +23,53 @@ _ANSWER = (
 )
 
 
-def run_page(path: Path, run: Run) -> str:
-    """The page of a run: the only place that asks for one."""
+def run_page(path: Path, run: Run, columns: Sequence[str]) -> str:
+    """The report of a run on its own test rows, with a form for a row to predict.
+
+    Where the test rows are not at hand, it has the form and the scores that the run folder keeps.
+    """
+    level = None if run.config["classes"] is not None else LEVEL
+    form = ask_section(
+        _fields(run, columns), level, 'Programs send rows to <code>/predict</code>; <a href="docs">how</a>.'
+    )
+    try:
+        source = find_rows(run, None, ReadingOptions(), "serve", targets=True)
+    except PosterityError as error:
+        return _without_rows(path, run, form, f"There is no report: {error}")
+    subject = subject_of_run(path, run, source, ["serve", str(path)], first=[form])
+    return report(subject, asks=True)
+
+
+def _without_rows(path: Path, run: Run, form: str, caution: str) -> str:
     config, folder = run.config, RunFolder(path)
     scores = dict(folder.read("scores").config) if "scores" in folder.parts() else {}
-    about = {"Data": str(config["data"]), "Task": str(config["task"]), "Method": str(config["method"])}
-    shown = {name.replace("_", " "): f"{value:.4g}" for name, value in scores.items() if isinstance(value, float)}
-    title = f"{config['method']} on {config['data']}"
-    return page(
-        title,
-        [
-            f"<h1>{escape(title)}</h1>",
-            section("Run", facts(about)),
-            section("Scores of the test rows", facts(shown)) if shown else "",
-            section("Use", '<p>Send rows to <code>/predict</code>; <a href="/docs">/docs</a> says how.</p>'),
-        ],
-    )
+    about = {"Data": str(config["data"]), "Task": str(config["task"]), "Method": method_label(str(config["method"]))}
+    shown = {name.replace("_", " "): number(value) for name, value in scores.items() if isinstance(value, float)}
+    title = f"{method_label(str(config['method']))} on {config['data']}"
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        warnings([caution]),
+        form,
+        section("Run", facts(about)),
+        section("Scores of the test rows", facts(shown)) if shown else "",
+    ]
+    return page(title, parts, {"methods": [], "figures": {}}, asks=True)
+
+
+def _fields(run: Run, columns: Sequence[str]) -> list[Field]:
+    """A field for each column of a row; at first a row of medians and first categories stands in them."""
+    if run.preprocessing is None:
+        return [Field(name, "0", is_number=True) for name in columns]
+    fields: dict[str, Field] = {}
+    for column in run.preprocessing.inputs:
+        if column.part:
+            fields[column.name] = Field(column.name)  # a date
+        elif column.kind == "number":
+            plain = not column.sign  # else the sign belongs to the value
+            fields[column.name] = Field(column.name, f"{column.fill:.15g}" if plain else "", is_number=plain)
+        else:
+            fields[column.name] = Field(column.name, choices=column.categories)
+    return list(fields.values())
 
 
 def docs_page(schema: Mapping[str, Any], columns: Sequence[str]) -> str:
@@ -82,5 +118,6 @@ def predict_schema(columns: Sequence[str]) -> dict[str, Any]:
             "413": {"description": "Too many rows or bytes", **wrong},
             "415": {"description": "Another content type", **wrong},
             "422": {"description": "Rows that cannot be read, with a sentence for each", **wrong},
+            "503": {"description": "Too many requests at once, or the server is stopping: come again", **wrong},
         },
     }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import torch
 
 from posterity.cli.frame.folders import Run
@@ -13,13 +14,14 @@ from posterity.cli.frame.options import LEVEL, ReadingOptions
 from posterity.cli.frame.outside import outside
 from posterity.cli.frame.sources import Source, num_inputs, source_of_table
 from posterity.datasets import DataSet, LabelledData, Table, as_table, read_table
+from posterity.datasets.columns import Column
 from posterity.errors import BadData, PosterityError, shown
 from posterity.options import describe
 
 MOST_SENTENCES = 100
 """Rows of a request that are explained one by one; the others are counted."""
 _PACKED = (b"PK\x03\x04", b"\x1f\x8b", b"PAR1")  # first bytes of zip (and Excel), gzip and Parquet
-_NAME = Path("rows")
+_NAME, _FRAME = Path("rows"), Path("table")
 
 
 class Refused(Exception):
@@ -147,17 +149,12 @@ class Reader:
         return self._encoded(table)
 
     def _from_columns(self, columns: Mapping[str, list[Any]]) -> Source:
-        import pyarrow as pa
-
-        from posterity.datasets.frames import array_of
-
         if self._run.preprocessing is None:
             return self._plain(columns)
         try:
-            table = as_table(pa.table({name: array_of(values) for name, values in columns.items()}))
+            return self._encoded(_table(columns))
         except PosterityError as error:
             raise Refused(422, str(error)) from None
-        return self._encoded(table)
 
     def _encoded(self, table: Table) -> Source:
         """The rows of a table, encoded as the run's own file was."""
@@ -195,6 +192,19 @@ class Reader:
         rows = LabelledData(inputs, targets)
         task = self._run.config["task"]
         return Source(DataSet("rows", task, rows, rows, tuple(classes) if classes else None))
+
+
+def _table(columns: Mapping[str, list[Any]]) -> Table:
+    """The table that `as_table` makes of a frame of these columns."""
+    import pyarrow as pa
+
+    from posterity.datasets.frames import array_of
+
+    lines = np.arange(len(next(iter(columns.values()))))
+    plain = [Column.of_values(_FRAME, name, values, lines) for name, values in columns.items()]
+    if None in plain:
+        return as_table(pa.table({name: array_of(values) for name, values in columns.items()}))
+    return Table(_FRAME, tuple(columns), tuple(filter(None, plain)), "", named=True)
 
 
 class _Constant(ValueError):

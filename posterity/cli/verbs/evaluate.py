@@ -1,7 +1,7 @@
 """`posterity evaluate`: the scores of a finished run."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,21 +128,11 @@ def evaluate(
 def _write_page(
     path: Path, run: Path, opened: "Run", source: "Source", document: dict[str, Any], words: list[str]
 ) -> None:
-    import torch
-
-    from posterity.cli.frame.folders import training_rows
-    from posterity.cli.frame.outcomes import run_baselines, stored_outcome, verdict
-    from posterity.cli.frame.pages import Subject, write_page
-    from posterity.cli.frame.scores import far_lines
+    from posterity.cli.frame.pages import subject_of_run, write_page
     from posterity.report.html import section
     from posterity.report.html import table as html_table
     from posterity.report.numbers import number
 
-    word, train = document["method"], training_rows(opened)
-    empty = source.data.test.rows(torch.arange(0, device=source.data.test.inputs.device))
-    source = replace(source, data=replace(source.data, train=empty if train is None else train))
-    outcome = stored_outcome(word, source, opened.posterior, run)
-    rows = [*([] if train is None else run_baselines(source, debug=False)), outcome]
     abstention = document["abstention"]
     answered = [
         (f"{100 * share:g} %", number(risk))
@@ -150,28 +140,17 @@ def _write_page(
     ]
     heads = ["rows answered", abstention["risk"]]
     surest = section("Where only the surest rows are answered", html_table("Abstention", heads, answered))
-    cautions = [_fitted_line(document)] if document["fitted_rows"] else []
-    if train is None:
-        cautions.append("The training rows are not at hand, so there is no baseline to compare with.")
-    write_page(
-        path,
-        Subject(
-            f"{outcome.label} of {run} on {source.data.name}",
-            f"A finished run, scored on {len(source.data.test):,} rows.",
-            source,
-            rows,
-            verdict(source, {each.word: each for each in rows if each.worked}),
-            words,
-            opened.config,
-            _lines(document)[: bool(document["conformal"])]
-            + (far_lines(source.data, {outcome.label: far}) if (far := outcome.numbers.get("far")) else []),
-            cautions,
-            [surest],
-            {"Run folder": str(run)},
-            opened.reach,
-            document["level"],
-        ),
+    subject = subject_of_run(
+        run,
+        opened,
+        source,
+        words,
+        remarks=_lines(document)[: bool(document["conformal"])],
+        cautions=[_fitted_line(document)] if document["fitted_rows"] else [],
+        more=[surest],
+        level=document["level"],
     )
+    write_page(path, subject)
 
 
 def _fitted_line(document: dict[str, Any]) -> str:

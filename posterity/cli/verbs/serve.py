@@ -39,6 +39,12 @@ class ServeOptions:
     )
     max_rows: int = option(10_000, help="Rows of a request.", unit="N", check=positive_whole)
     max_bytes: int = option(10_000_000, help="Bytes of a request.", unit="N", check=positive_whole)
+    max_held: int = option(
+        40_000_000,
+        help="Bytes of all requests under way together; others are told to come again.",
+        unit="N",
+        check=positive_whole,
+    )
     window: float = option(
         1.0,
         help="Milliseconds that a request waits for others on their way, to share a pass.",
@@ -75,7 +81,7 @@ def serve(run: o.Run, wanted: ServeOptions, quiet: o.Quiet = False) -> None:
     from posterity.cli.serving.server import listen, run_server
 
     opened = find_run(run)
-    limits = Limits(wanted.max_rows, wanted.max_bytes, window=wanted.window / 1000.0)
+    limits = Limits(wanted.max_rows, wanted.max_bytes, wanted.max_held, window=wanted.window / 1000.0)
     access = Access(frozenset({*LOOPBACK, wanted.host, *wanted.allow_host}), token)
     with one_thread():
         app = make_app(run, opened, access, limits, quiet=quiet)
