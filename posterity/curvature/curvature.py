@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from posterity.curvature.derivatives import Piece, derivatives
-from posterity.curvature.survey import Place, Survey, survey, torch_kernels
+from posterity.curvature.explicit import torch_kernels
+from posterity.curvature.survey import Place, Survey, survey
 from posterity.jacobians.jacobian import Stacked
 from posterity.jacobians.linear import Thin
 from posterity.jacobians.output_layer import OutputLayer

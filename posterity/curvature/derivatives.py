@@ -9,15 +9,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from posterity.curvature.survey import (
-    VMAP_REFUSALS,
-    Survey,
-    explicit_jacobian,
-    is_output,
-    log_refusal,
-    plain_recurrence,
-    survey,
-)
+from posterity.curvature.explicit import VMAP_REFUSALS, explicit_jacobian, log_refusal, plain_recurrence
+from posterity.curvature.survey import Survey, is_output, survey
 from posterity.jacobians.head import Head
 from posterity.jacobians.jacobian import Explicit, Jacobian, Selected, Stacked
 from posterity.jacobians.linear import Matrix, Thin
