@@ -256,7 +256,7 @@ def quantiles_of_normals(
     shares = means.new_full((len(means),), 1.0 / len(means)) if weights is None else weights.to(means)
     shares = shares.view(form)
     p = torch.tensor(levels, dtype=torch.float64).to(means.device).view(-1, *form[2:])
-    ends = means + torch.special.ndtri(p) * scales  # (S, Q, N, *event)
+    ends: Tensor = means + torch.special.ndtri(p) * scales  # (S, Q, N, *event)
     near, inverse = 1e-8 * scales.amin(0), scales.reciprocal()
     densities, inverse = inverse * shares / math.sqrt(2.0 * math.pi), inverse / math.sqrt(2.0)
     halves = 0.5 * shares
@@ -277,7 +277,8 @@ def quantiles_of_normals(
         std = ((scales.square() + (means - mean).square()) * shares).sum(0)[0].sqrt()
 
         def cdf(y: Tensor) -> Tensor:
-            return (torch.special.ndtr((y - means) / scales) * shares).sum(0)[0]
+            below: Tensor = torch.special.ndtr((y - means) / scales) * shares
+            return below.sum(0)[0]
 
         return torch.stack([bisected_quantile(cdf, mean, std, level) for level in levels])
     lower, upper, value = ends.amin(0), ends.amax(0), start
