@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from posterity.datasets import dates
-from posterity.datasets.columns import Column, Kind, boolean_words, class_names, classes_by_meaning, has_leading_zeros
+from posterity.datasets.columns import Column, has_leading_zeros
 from posterity.datasets.dataset import Task
+from posterity.datasets.kinds import Kind, boolean_words, class_names, classes_by_meaning
 from posterity.errors import BadData, shown
 
 FEWEST_IDS = 10

@@ -10,20 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.datasets.columns import (
-    MOST_CATEGORIES,
-    Column,
-    Kind,
-    class_names,
-    classes_by_meaning,
-    infer_decimal,
-    infer_kind,
-)
+from posterity.datasets.columns import Column, infer_decimal
 from posterity.datasets.dataset import Task
 from posterity.datasets.dates import ORDERS
 from posterity.datasets.fields import THOUSANDS
 from posterity.datasets.files import HOST, content
 from posterity.datasets.frames import Frame, frame_of
+from posterity.datasets.kinds import MOST_CATEGORIES, Kind, class_names, classes_by_meaning, infer_kind
 from posterity.datasets.packed import Sheet, typed_sheet, unpacked
 from posterity.datasets.reader import read_records, take_header
 from posterity.errors import BadData, shown, unknown

@@ -416,8 +416,7 @@ class Laplace(Method):
 
 def _name(structure: Structure) -> str:
     """The structure as it is written in code, without settings at their defaults."""
-    kind = type(structure)
-    return f"{kind.__name__}()" if structure == kind() else str(structure)
+    return f"{type(structure).__name__}()" if structure == type(structure)() else str(structure)
 
 
 def _check_for_density(method: Laplace) -> None:

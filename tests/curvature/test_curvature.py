@@ -375,7 +375,7 @@ def test_a_fallback_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
             sign = 1.0 if bool(x.isfinite().all()) else -1.0  # vmap cannot decide it
             return sign * x @ self.weight.exp()
 
-    import_module("posterity.curvature.survey")._log_once.cache_clear()
+    import_module("posterity.curvature.explicit")._log_once.cache_clear()
     joint = po.Joint(Looking(), Gaussian(), po.priors.Normal(), num_data=ROWS)
     batch = Batch(torch.ones(ROWS, 3, dtype=FLOAT64), torch.zeros(ROWS, 1, dtype=FLOAT64))
     with caplog.at_level(logging.WARNING, logger="posterity"):

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from posterity.datasets import read_table, split
-from posterity.datasets.columns import Column, has_leading_zeros, infer_decimal, infer_kind
+from posterity.datasets.columns import Column, has_leading_zeros, infer_decimal
 from posterity.datasets.fields import MISSING, looks_numeric, number, trouble
+from posterity.datasets.kinds import infer_kind
 from posterity.datasets.table import stratified
 from posterity.errors import BadData
 

@@ -11,9 +11,9 @@ import torch
 from posterity.cli.frame.options import DATA_NAMES, TEST_FRACTION, ReadingOptions, TableOptions
 from posterity.cli.frame.output import UsageError, log
 from posterity.datasets import TOYS, DataSet, LabelledData, Preprocessing, Table, load, prepare, read_table
-from posterity.datasets.columns import infer_kind
 from posterity.datasets.dates import find_order
 from posterity.datasets.files import content
+from posterity.datasets.kinds import infer_kind
 from posterity.errors import BadData, BadFolder, shown, unknown
 from posterity.inference.folds import folds
 from posterity.options import as_json, describe, from_mapping, words
