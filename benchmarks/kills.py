@@ -185,19 +185,20 @@ def two_nodes() -> Iterator[Any]:
     """A Ray cluster of two nodes with a CPU each, to which this process is connected."""
     from posterity.scale import ray as scale
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import ray
-        from ray.cluster_utils import Cluster
+    with scale.sigterm_kept():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import ray
+            from ray.cluster_utils import Cluster
 
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-        cluster.add_node(num_cpus=1)
-        scale.connect(cluster.address, 1)
-    try:
-        yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()  # type: ignore[no-untyped-call]
+            cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+            cluster.add_node(num_cpus=1)
+            scale.connect(cluster.address, 1)
+        try:
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 def working() -> list[int]:

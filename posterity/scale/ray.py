@@ -5,11 +5,13 @@ import logging
 import os
 import pickle
 import platform
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -64,13 +66,25 @@ def connect(address: str | None, cpus: float) -> None:
         if ":" in wanted:
             parts = urlsplit(wanted if "://" in wanted else f"//{wanted}")
             socket.create_connection((parts.hostname or "", parts.port or 10001), PATIENCE).close()
-        ray.init(wanted, **about)
+        with sigterm_kept():
+            ray.init(wanted, **about)
     except Exception as error:  # of many kinds
         reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
         raise PosterityError(
             f"No Ray cluster answers at {shown(wanted)} ({reason}). Start one with `ray start --head`, check the "
             "address, or leave it out for a cluster on this machine."
         ) from error
+
+
+@contextmanager
+def sigterm_kept() -> Iterator[None]:
+    """A context after which SIGTERM does what it did before; Ray makes it end the process before anything is stored."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def check_room(demand: Demand) -> None:

@@ -5,6 +5,7 @@ One test runs all checks, because xdist would start a cluster in each of its wor
 
 import logging
 import os
+import signal
 import threading
 import time
 import warnings
@@ -36,16 +37,19 @@ RAY = Ray(threads=1, workers=2)
 @pytest.fixture
 def cluster():
     """A head node with a CPU, to which this process is connected, and a node with a CPU and a GPU in name only."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from ray.cluster_utils import Cluster
+    with scale.sigterm_kept():  # each node that is added takes SIGTERM over
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from ray.cluster_utils import Cluster
 
-        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-        nodes.add_node(num_cpus=1, num_gpus=1)
-        scale.connect(nodes.address, 1)
-    yield nodes
-    ray.shutdown()
-    nodes.shutdown()
+            nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+            nodes.add_node(num_cpus=1, num_gpus=1)
+            before = signal.getsignal(signal.SIGTERM)
+            scale.connect(nodes.address, 1)
+            assert signal.getsignal(signal.SIGTERM) is before
+        yield nodes
+        ray.shutdown()
+        nodes.shutdown()
 
 
 def an_ensemble_and_tasks_that_fail_have_the_bits_of_one_after_the_other(cluster, folder, monkeypatch, caplog):
