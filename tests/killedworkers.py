@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -38,6 +39,13 @@ def die(folder: Path, times: int) -> int:
             (folder / str(count)).touch()
             os.kill(os.getpid(), signal.SIGKILL)
     return torch.get_num_threads()
+
+
+def wait(folder: Path) -> None:
+    """Leave the number of this process in the folder `workers`, and wait for ten minutes."""
+    (folder / "workers").mkdir()
+    (folder / "workers" / str(os.getpid())).touch()
+    time.sleep(600)
 
 
 def diverge() -> None:

@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import signal
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -256,9 +257,18 @@ def named(fit: object) -> Iterator[None]:
 
 
 def _begin(setting: Setting) -> None:
-    """Set up a worker like its parent, without a traceback of its own on Ctrl-C."""
+    """Set up a worker like its parent, to end with it, and without a traceback of its own on Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     setting.take()
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is gone, perhaps killed: nobody would get the result."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def largest_group(

@@ -1,13 +1,13 @@
 """Draws of Markov chains as a posterior, with log-likelihoods of rows and export to ArviZ."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from posterity.errors import BadData, PosterityError, positive_whole
+from posterity.errors import BadData, PosterityError, positive_whole, shown
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.batch import Inputs, num_rows
 from posterity.model.data import Batch, Data, TensorData
@@ -132,6 +132,33 @@ class Samples(Posterior):
         """Samples of one chain."""
         joint = self.joint if self.num_members is None else self.joint.member(index)
         return self._cut(joint, lambda tensor: tensor[index].unsqueeze(0))
+
+    @classmethod
+    def joined(cls, runs: Iterable["Samples"]) -> "Samples":
+        """Join the chains of several runs on one problem, in their order, as tasks of an executor give them.
+
+        The runs must have draws of equal number. Statistics that some of them lack are left out.
+        """
+        runs = list(runs)
+        if not runs or not all(isinstance(run, Samples) and run.num_members is None for run in runs):
+            raise ValueError(f"Samples.joined needs Samples of one problem each. Got {shown(runs)}.")
+        problems = [(repr(run.joint), run.num_draws) for run in runs]
+        if other := [problem for problem in problems if problem != problems[0]]:
+            raise ValueError(
+                "Samples.joined needs runs on one problem with as many draws each. Got "
+                f"{problems[0][1]} draws of {problems[0][0]}, and {other[0][1]} of {other[0][0]}."
+            )
+
+        def joined(tables: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+            return {
+                name: torch.cat([table[name] for table in tables])
+                for name in tables[0]
+                if all(name in table for table in tables)
+            }
+
+        theta = torch.cat([run.theta for run in runs])
+        statistics, buffers = joined([run.statistics for run in runs]), joined([run.buffers for run in runs])
+        return cls(runs[0].joint, theta, statistics, buffers)
 
     def thinned(self, every: int) -> "Samples":
         """Keep every `every`-th draw, as a run with `thin` multiplied by `every` does."""

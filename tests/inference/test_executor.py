@@ -1,7 +1,11 @@
 import logging
+import os
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -147,6 +151,32 @@ def test_a_task_that_always_kills_is_named_and_the_others_kept(tmp_path):
     outcomes = Processes(1, retries=0).run([deadly(tmp_path / "kills", 99), *tasks(1)])
     assert outcomes[0].error.startswith("its process was killed, 2 times")
     assert outcomes[1].posterior is not None
+
+
+def test_workers_end_with_a_process_that_is_killed(tmp_path):
+    program = (
+        "import killedworkers, functools, pathlib; from posterity.inference import Processes\n"
+        "if __name__ == '__main__':\n"
+        f"    work = functools.partial(killedworkers.wait, pathlib.Path({str(tmp_path)!r}))\n"
+        "    list(Processes(1).results({'work': work}))\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    search = os.pathsep.join(path for path in sys.path if path)
+    first = subprocess.Popen([sys.executable, tmp_path / "program.py"], env={**os.environ, "PYTHONPATH": search})
+    try:
+        worker = wait_for(lambda: [int(path.name) for path in (tmp_path / "workers").glob("*")])[0]
+    finally:
+        first.kill()
+        first.wait()
+    assert wait_for(lambda: not Path(f"/proc/{worker}").exists())
+
+
+def wait_for(result, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not (value := result()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return value
 
 
 def test_named_work_runs_in_processes_of_one_thread_and_is_begun_again(tmp_path):

@@ -197,6 +197,20 @@ def test_chains_and_thinning():
     assert "4 chains of 25 draws" in repr(q)
 
 
+def test_chains_that_were_taken_apart_are_joined_again():
+    q = spread(classification(FLOAT64))
+    again = Samples.joined(q.chain(index) for index in range(q.num_chains))
+    assert torch.equal(again.theta, q.theta)
+    assert again.statistics.keys() == q.statistics.keys()
+    assert all(torch.equal(again.statistics[name], q.statistics[name]) for name in q.statistics)
+    few = Samples(q.joint, q.theta[:1])
+    assert Samples.joined([q.chain(0), few]).statistics == {}
+    with pytest.raises(ValueError, match="needs Samples of one problem each"):
+        Samples.joined([])
+    with pytest.raises(ValueError, match=r"as many draws each\. Got 25 draws of .*, and 2 of"):
+        Samples.joined([q, q.thinned(10)])
+
+
 def test_a_chain_for_each_problem_is_a_posterior_for_each():
     joint = po.Joint(nn.Linear(3, 1).double(), Gaussian(scale=0.5), Normal(torch.tensor([0.5, 2.0])), num_data=6)
     q = spread(joint, 2, 5)
