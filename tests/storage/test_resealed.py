@@ -111,3 +111,15 @@ def test_noise_that_is_no_scale_is_refused(tmp_path):
         RunFolder(tmp_path).commit({"posterior": Part(config, stored.tensors)})
         with pytest.raises(BadFolder, match=r"Gaussian"):
             po.load(tmp_path, nn.Linear(2, 1).double())
+
+
+def test_a_data_set_that_is_made_on_the_spot_must_be_known(tmp_path, capsys):
+    """Another name used to be taken for a wrong argument, with exit code 2."""
+    assert main(["fit", "two-moons", "--method", "map", "--steps", "3", "--out", str(tmp_path)]) == 0
+    folder = RunFolder(tmp_path)
+    parts = {name: folder.read(name) for name in folder.parts()}
+    parts["task"] = Part({**parts["task"].config, "data": "x"}, parts["task"].tensors)
+    folder.commit(parts)
+    capsys.readouterr()
+    assert main(["predict", str(tmp_path)]) == 4
+    assert "Unknown data set 'x'" in capsys.readouterr().err

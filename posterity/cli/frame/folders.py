@@ -210,6 +210,8 @@ def open_run(path: Path) -> tuple[dict[str, Any], Model]:
             raise BadFolder(f"Classes do not suit the task {config['task']}. Fit the run anew.")
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
         check_fields("The task", values, types(Settings))
+        if "sha256" not in config and config["data"] not in TOYS:
+            raise BadFolder(f"{unknown('data set', config['data'], TOYS)} Upgrade posterity, or fit the run anew.")
         codecs.lookup(config.get("encoding") or "utf-8")
         signs = (None, *SEPARATORS, *SEPARATORS.values())
         if config.get("separator") not in signs or config.get("decimal") not in (None, ".", ","):
