@@ -28,6 +28,7 @@ Numbers = dict[str, Tensor]
 ROWS = 203  # no multiple of the batches, nor of the processes
 ALLOWED = {
     "laplace": 1e-12,
+    "conjugate": 1e-12,
     "mixture": 1e-12,
     "nuts": 1e-8,
     "bf16": 0.02,
@@ -121,6 +122,18 @@ def ivon() -> Numbers:
     return {"weights": torch.cat([weight.detach().flatten() for weight in net.parameters()])}
 
 
+def conjugate(batch_size: int | None, weights: int = 6) -> Numbers:
+    """The exact posterior of a linear model with this many weights, two outputs and some targets missing."""
+    key, (inputs, _, each) = po.Key(1), rows()
+    inputs = torch.cat([inputs, inputs.sin(), inputs.cos()], 1)[:, : weights // 2 - 1]
+    targets = torch.stack([inputs[:, 0], inputs.sum(1)], 1) + 0.3 * key.normal((ROWS, 2), torch.float64, "cpu")
+    targets[::7, 0] = torch.nan
+    torch.manual_seed(0)
+    net = nn.Linear(inputs.shape[1], 2).double()
+    joint = po.Joint(net, po.likelihoods.Gaussian(0.3), po.priors.Normal(scale=1.0), num_data=ROWS)
+    return fit(po.methods.Conjugate(batch_size), joint, (inputs, targets, each))
+
+
 def mixture(kind: Any, **settings: Any) -> Numbers:
     """A mixture by EM."""
     inputs, _, weights = rows()
@@ -172,6 +185,8 @@ CASES: dict[str, Callable[[], Numbers]] = {
     "laplace kronecker": lambda: laplace(curvature.Kronecker()),
     "laplace corrected": lambda: laplace(curvature.CorrectedKronecker()),
     "laplace convolutions": lambda: laplace(curvature.Kronecker(), make=convolutions, shape=(1, 5)),
+    "conjugate": lambda: conjugate(64),
+    "conjugate wide": lambda: conjugate(None, 32),
     "online laplace": lambda: fit(M.OnlineLaplace(adam(), FACTORS, rounds=3)),
     "variational em": lambda: fit(M.VariationalEM(M.MeanField(STEPS, 50), (po.evidence.PriorScale(),))),
     "mixture full": lambda: mixture(GaussianMixture),

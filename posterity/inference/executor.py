@@ -285,6 +285,8 @@ def in_halves(
     """
     try:
         result = fit(items)
+    except LostProcess:
+        raise
     except failures as error:
         if len(items) == 1:
             yield items, error
