@@ -6,9 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 import posterity as po
+from benchmarks.distributed_cases import CASES
 from posterity import scale
+from posterity.inference.validator import Validator
 from posterity.model.passes import Passes
 from posterity.processes import active, done_by_first, using, writes
 from posterity.scale.sums import bounds, branch_sum, branches
@@ -59,6 +62,38 @@ def test_fewer_rows_than_blocks(group):
     assert group.total(lambda low, high: [torch.ones(high - low).sum()], 3)[0].item() == 3.0
 
 
+@pytest.mark.parametrize("rows", [3, 8, 21])
+def test_each_block_is_computed_once_and_in_order(group, rows):
+    seen = []
+
+    def part(low, high):
+        seen.extend(range(low, high))
+        return [torch.ones(high - low).sum()]
+
+    group.total(part, rows)
+    assert seen == list(range(rows))
+
+
+@pytest.mark.parametrize("batch_size", [2, 16])
+def test_validation_reads_a_stream_once(group, batch_size):
+    read = []
+
+    class Counted(Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            read.append(index)
+            return torch.full((1,), float(index)), torch.zeros(1)
+
+    joint = po.Joint(nn.Linear(1, 1), po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(scale=1.0), num_data=40)
+    q, _ = po.infer(po.methods.MAP(steps=1), joint, (torch.ones(40, 1), torch.ones(40, 1)), progress=False)
+    score = Validator(joint, DataLoader(Counted(), batch_size=batch_size))
+    read.clear()
+    score(q)
+    assert read == list(range(40))
+
+
 def test_a_group_is_active_inside_the_context_only(group):
     assert active() is group
     assert writes()
@@ -81,6 +116,19 @@ def test_infer_shares_its_steps_and_the_posterior_does_not(group):
     q, _ = po.infer(po.methods.MAP(steps=5), joint, (x, 2 * x), callbacks=[Spy()], progress=False)
     assert seen == [None] * 5
     assert q.joint.network.passes.processes is None
+
+
+@pytest.mark.parametrize("name", ["conjugate", "conjugate wide"])
+def test_conjugate_shares_the_rows_of_each_batch(group, monkeypatch, name):
+    seen, total = [], group.total
+
+    def spy(part, rows):
+        seen.append(rows)
+        return total(part, rows)
+
+    monkeypatch.setattr(group, "total", spy)
+    CASES[name]()
+    assert seen == {"conjugate": [64, 64, 64, 11], "conjugate wide": [203]}[name]
 
 
 def test_modules_of_data_parallel_are_unwrapped(group):
