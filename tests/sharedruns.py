@@ -20,6 +20,7 @@ from posterity.errors import BadFolder
 from posterity.inference import Callback, kept
 from posterity.scale import group as groups
 from posterity.storage import disk
+from posterity_studies.fidelity.images import Deadline
 
 QUICK = (
     "map adam",
@@ -28,6 +29,7 @@ QUICK = (
     "mean-field",
     "natural gradient",
     "ivon",
+    "ivon in pieces",
     "hmc",
     "laplace rows",
     "laplace hessian",
@@ -213,6 +215,7 @@ def failures(rank: int, folder: Path) -> dict:
     ask("damaged file", lambda: fit(adam(), data=files))
     ask("other settings", lambda: fit(adam(), micro_batch=None if rank == 2 else 7))
     ask("other checkpoints", lambda: fit(adam(), checkpoint=po.Checkpoint(folder / "often", steps=2 + rank)))
+    ask("time", lambda: fit(adam(), callbacks=[Deadline(0.0 if rank == 1 else 1000.0)]))
     ask("in one only", lambda: po.infer(adam(), problem(), rows(), seed="one" if rank == 1 else 3))
     return answers
 
