@@ -115,8 +115,9 @@ class TorchGroup(Group):
                     break
                 time.sleep(0.01)
             each = [self._said(rank) for rank in others] if told else []
-        # The first process says its errors; this one need not repeat them.
-        error.said_by_first = self.rank > 0 and bool(each) and (lost or each[0][2] == text)  # type: ignore[attr-defined]
+        # The first process says its errors; this one, which may have another kind of error, need not repeat the words.
+        words = [said.partition(": ")[2] for said in (text, each[0][2] if each else "")]
+        error.said_by_first = self.rank > 0 and bool(each) and (lost or words[0] == words[1])  # type: ignore[attr-defined]
         if not lost and len({calls for calls, _, _ in each}) == 1:
             self._errors += 1
         else:

@@ -90,6 +90,7 @@ def test_an_error_of_one_process_ends_all(of_three, name):
 
 ALL = {
     "callback of all": "ValueError: ours",
+    "time": "OutOfTime: after step 2 of 100 the time of this row was over",
     "full disk": "BadFolder: Cannot write run folder",
     "other settings": "PosterityError: The processes that share a run must agree. Got another kind of settings",
     "other checkpoints": "PosterityError: The processes that share a run must agree. Got another kind of callbacks or",
