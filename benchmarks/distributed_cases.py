@@ -8,6 +8,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ Numbers = dict[str, Tensor]
 ROWS = 203  # no multiple of the batches, nor of the processes
 ALLOWED = {
     "laplace": 1e-12,
+    "conjugate": 1e-12,
     "mixture": 1e-12,
     "nuts": 1e-8,
     "bf16": 0.02,
@@ -100,25 +102,46 @@ def convolutions() -> nn.Module:
     return nn.Sequential(nn.Conv1d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(9, 2))
 
 
-def ivon() -> Numbers:
-    """IVON in a training loop over the rows, whose gradients DistributedDataParallel averages."""
+def ivon(pieces: int = 1, samples: int = 1) -> Numbers:
+    """IVON in a training loop over the rows, whose gradients DistributedDataParallel averages.
+
+    Each of the samples of a step adds up the gradients of so many pieces of the rows; the last piece averages them.
+    """
     import torch.distributed as dist
 
     torch.manual_seed(0)
     net = po.networks.MLP([5, 12, 2]).double()
     inputs, labels, _ = rows()
-    inputs, labels = inputs[:198], labels[:198]  # the mean over processes is that over rows where all have as many
+    count = 198 // (6 * pieces) * 6  # the mean over processes is that over rows where all have as many
     running = dist.is_initialized()
     rank, size = (dist.get_rank(), dist.get_world_size()) if running else (0, 1)
     model = nn.parallel.DistributedDataParallel(net) if running else net
-    optimizer = po.optim.IVON(model.parameters(), lr=0.1, ess=198, seed=3)
-    own = slice(rank * 198 // size, (rank + 1) * 198 // size)
+    optimizer = po.optim.IVON(model.parameters(), lr=0.1, ess=pieces * count, seed=3)
     for _ in range(STEPS):
-        with optimizer.sampled_params(train=True):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs[own]), labels[own]).backward()  # type: ignore[no-untyped-call]
+        for _ in range(samples):
+            with optimizer.sampled_params(train=True):
+                optimizer.zero_grad()
+                for piece in range(pieces):
+                    begin = piece * count
+                    own = slice(begin + rank * count // size, begin + (rank + 1) * count // size)
+                    later = isinstance(model, nn.parallel.DistributedDataParallel) and piece + 1 < pieces
+                    with model.no_sync() if later else nullcontext():  # type: ignore[operator]
+                        loss = nn.functional.cross_entropy(model(inputs[own]), labels[own]) / pieces
+                        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return {"weights": torch.cat([weight.detach().flatten() for weight in net.parameters()])}
+
+
+def conjugate(batch_size: int | None, weights: int = 6) -> Numbers:
+    """The exact posterior of a linear model with this many weights, two outputs and some targets missing."""
+    key, (inputs, _, each) = po.Key(1), rows()
+    inputs = torch.cat([inputs, inputs.sin(), inputs.cos()], 1)[:, : weights // 2 - 1]
+    targets = torch.stack([inputs[:, 0], inputs.sum(1)], 1) + 0.3 * key.normal((ROWS, 2), torch.float64, "cpu")
+    targets[::7, 0] = torch.nan
+    torch.manual_seed(0)
+    net = nn.Linear(inputs.shape[1], 2).double()
+    joint = po.Joint(net, po.likelihoods.Gaussian(0.3), po.priors.Normal(scale=1.0), num_data=ROWS)
+    return fit(po.methods.Conjugate(batch_size), joint, (inputs, targets, each))
 
 
 def mixture(kind: Any, **settings: Any) -> Numbers:
@@ -157,6 +180,7 @@ CASES: dict[str, Callable[[], Numbers]] = {
     "full-rank": lambda: fit(M.FullRank(STEPS, 50)),
     "natural gradient": lambda: fit(M.NaturalGradient(STEPS, 50)),
     "ivon": ivon,
+    "ivon in pieces": lambda: ivon(pieces=3, samples=2),
     "swag": lambda: fit(M.SWAG(adam(), every=4)),
     "sgld": lambda: fit(M.SGLD(draws=30, warmup=40, thin=2, batch_size=50, step_size=1e-3, chains=2)),
     "sghmc": lambda: fit(M.SGHMC(draws=30, warmup=40, thin=2, batch_size=50, step_size=1e-3, chains=2)),
@@ -172,6 +196,8 @@ CASES: dict[str, Callable[[], Numbers]] = {
     "laplace kronecker": lambda: laplace(curvature.Kronecker()),
     "laplace corrected": lambda: laplace(curvature.CorrectedKronecker()),
     "laplace convolutions": lambda: laplace(curvature.Kronecker(), make=convolutions, shape=(1, 5)),
+    "conjugate": lambda: conjugate(64),
+    "conjugate wide": lambda: conjugate(None, 32),
     "online laplace": lambda: fit(M.OnlineLaplace(adam(), FACTORS, rounds=3)),
     "variational em": lambda: fit(M.VariationalEM(M.MeanField(STEPS, 50), (po.evidence.PriorScale(),))),
     "mixture full": lambda: mixture(GaussianMixture),

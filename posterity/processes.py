@@ -39,7 +39,7 @@ class Group(ABC):
     def total(self, part: "Callable[[int, int], Sequence[Tensor]]", rows: int) -> "list[Tensor]":
         """Return the sum of the tensors `part(low, high)` over blocks of `rows` rows, in a fixed order.
 
-        Each process computes its own blocks. The tensors of all blocks have the same shapes and dtypes.
+        Each process computes its own blocks, in their order. The tensors of all blocks have the same shapes and dtypes.
         """
 
     @abstractmethod
@@ -49,6 +49,13 @@ class Group(ABC):
     @abstractmethod
     def any(self, *flags: bool) -> tuple[bool, ...]:
         """Return for each flag whether it is set in some process."""
+
+    @abstractmethod
+    def failed(self, error: BaseException) -> None:
+        """Tell the other processes of an error that ends their common work here.
+
+        Where all have one, they can go on together; else every call between them raises `LostProcess`.
+        """
 
     @abstractmethod
     def refuse_differing(self, what: str, value: str, remedy: str = "") -> None:
@@ -82,6 +89,18 @@ def using(processes: Group | None) -> Iterator[Group | None]:
         yield processes
     finally:
         _ACTIVE.reset(token)
+
+
+@contextmanager
+def ended_together() -> Iterator[None]:
+    """End the work inside the context in all active processes where it ends by an error in one of them."""
+    processes = _ACTIVE.get()
+    try:
+        yield
+    except BaseException as error:
+        if processes is not None:
+            processes.failed(error)
+        raise
 
 
 def writes() -> bool:

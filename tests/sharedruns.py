@@ -1,20 +1,26 @@
 """Fits and questions of several processes, started as torchrun starts them; each writes what it got into a folder."""
 
+import errno
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 import posterity as po
 from benchmarks.distributed import port
 from benchmarks.distributed_cases import CASES, adam, fit, long_run, problem, rows
 from posterity import scale
 from posterity.errors import BadFolder
-from posterity.inference import Callback
+from posterity.inference import Callback, kept
+from posterity.scale import group as groups
+from posterity.storage import disk
+from posterity_studies.fidelity.images import Deadline
 
 QUICK = (
     "map adam",
@@ -23,6 +29,7 @@ QUICK = (
     "mean-field",
     "natural gradient",
     "ivon",
+    "ivon in pieces",
     "hmc",
     "laplace rows",
     "laplace hessian",
@@ -31,6 +38,8 @@ QUICK = (
     "laplace low-rank",
     "laplace kronecker",
     "laplace corrected",
+    "conjugate",
+    "conjugate wide",
     "variational em",
     "mixture full",
     "scores",
@@ -83,7 +92,7 @@ def message(work) -> str:
     """What the error of this work says."""
     try:
         work()
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
 
@@ -109,6 +118,15 @@ def questions(group: scale.Group, folder: Path) -> dict:
     other = po.Joint(nn.Linear(5, 2).double(), po.likelihoods.Categorical(), po.priors.Normal(1.0), num_data=203)
     stopped = po.infer(adam(), problem(), rows(), callbacks=[StopIn(group.rank == 2)], progress=False)[1]
     checkpoint = po.Checkpoint(folder / "checkpoint", steps=10)
+    draws: list[str] = []
+    po.infer(
+        po.methods.HMC(draws=2, warmup=0, step_size=0.02, steps=2),
+        problem(),
+        rows(),
+        checkpoint=folder / "draws",
+        callbacks=[lambda run: draws.append(str(run.kept._folder))],
+        progress=False,
+    )
     po.infer(adam(20), problem(), rows(), checkpoint=checkpoint, progress=True)
     again = po.infer(adam(40), problem(), rows(), checkpoint=checkpoint, progress=False)
     return {
@@ -125,6 +143,7 @@ def questions(group: scale.Group, folder: Path) -> dict:
         "other checkpoint": message(
             lambda: po.infer(adam(), problem(), rows(), checkpoint=None if group.rank else folder / "other")
         ),
+        "draws": draws[0],
         "stopped after": len(stopped["loss"]),
         "continued": again[0].point(),
         "uninterrupted": po.infer(adam(40), problem(), rows(), progress=False)[0].point(),
@@ -137,14 +156,81 @@ def questions(group: scale.Group, folder: Path) -> dict:
     }
 
 
+class Breaks(Callback):
+    """Raises an error after some step."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+    def after_step(self, run):
+        if self.error is not None and run.step == 5:
+            raise self.error
+
+
+class Broken(Dataset):
+    """Rows of which one cannot be read in one process."""
+
+    def __init__(self, breaks: bool) -> None:
+        self.inputs, self.labels, _ = rows()
+        self.breaks = breaks
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        if self.breaks and index == 150:
+            raise OSError("the file is damaged")
+        return self.inputs[index], self.labels[index]
+
+
+def failures(rank: int, folder: Path) -> dict:
+    """What each process says where one of them fails, or all do."""
+    answers = {}
+
+    def ask(name: str, work) -> None:
+        with scale.processes():
+            answers[name] = message(work)
+            answers[f"{name}, then"] = message(lambda: fit(adam(5)))
+
+    def only(process: int, error: BaseException) -> BaseException | None:
+        return error if rank == process else None
+
+    def full_disk() -> str:
+        full = mock.patch.object(disk, "write", side_effect=OSError(errno.ENOSPC, "No space left on device"))
+        with full:
+            return fit(adam(), checkpoint=po.Checkpoint(folder / "full", steps=10))
+
+    def little_room() -> str:
+        little = mock.patch.object(kept, "device_memory", return_value=8 if rank == 2 else None)
+        with little, mock.patch("shutil.disk_usage", return_value=mock.Mock(free=0)):
+            return fit(po.methods.HMC(draws=20, warmup=0, step_size=0.02, steps=2))
+
+    files = DataLoader(Broken(rank == 1), batch_size=50)
+    ask("callback", lambda: fit(adam(), callbacks=[Breaks(only(1, ValueError("mine")))]))
+    ask("callback of the first", lambda: fit(adam(), callbacks=[Breaks(only(0, ValueError("mine")))]))
+    ask("callback of all", lambda: fit(adam(), callbacks=[Breaks(ValueError("ours"))]))
+    ask("interruption", lambda: fit(adam(), callbacks=[Breaks(only(2, KeyboardInterrupt()))]))
+    ask("full disk", full_disk)
+    ask("little room", little_room)
+    ask("damaged file", lambda: fit(adam(), data=files))
+    ask("other settings", lambda: fit(adam(), micro_batch=None if rank == 2 else 7))
+    ask("other checkpoints", lambda: fit(adam(), checkpoint=po.Checkpoint(folder / "often", steps=2 + rank)))
+    ask("time", lambda: fit(adam(), callbacks=[Deadline(0.0 if rank == 1 else 1000.0)]))
+    ask("in one only", lambda: po.infer(adam(), problem(), rows(), seed="one" if rank == 1 else 3))
+    return answers
+
+
 def main(folder: Path, words: list[str]) -> None:
     torch.set_num_threads(1)
     with scale.join(timeout=120.0) as group:
         if words == ["run"]:
             long_run(folder)
             return
-        results = {name: CASES[name]() for name in QUICK}
-        results["questions"] = questions(group, folder)
+        results = {name: CASES[name]() for name in QUICK if words == ["fits"]}
+        if words == ["fits"]:
+            results["questions"] = questions(group, folder)
+        groups.AGREE = 0.5
+        results["failures"] = failures(group.rank, folder)
         torch.save(results, folder / f"{group.rank}.pt")
 
 

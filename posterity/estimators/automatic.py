@@ -32,6 +32,7 @@ from posterity.inference import Executor, Sequential
 from posterity.inference.folds import folds as folds_of
 from posterity.numerics.random import Key
 from posterity.predictive import NormalsPredictive, Predictive, mixed
+from posterity.processes import using
 from posterity.storage import Part, RunFolder, decode, encode
 from posterity.storage.schema import check_fields, hints, reading
 
@@ -148,6 +149,7 @@ class Stacked:
 _STORED = ("columns", "outputs", "classes", "pool", "densities", "calibrations", "weights", "sentence")
 
 
+@using(None)  # the clock may stop it, which differs by process
 def fit_automatic(
     inputs: Tensor,
     targets: Tensor,

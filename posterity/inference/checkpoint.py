@@ -19,7 +19,7 @@ from posterity.inference.identity import refuse_other
 from posterity.inference.method import Method
 from posterity.inference.run import Run, Trace, check_kept, check_loss
 from posterity.model.joint import Joint
-from posterity.processes import active
+from posterity.processes import active, done_by_first
 from posterity.storage import Part, RunFolder, decode, flatten, forms, is_described, mapped, references, restore
 from posterity.storage.schema import AGAIN, check_fields, check_names, check_tensor, reading
 
@@ -100,7 +100,7 @@ class Checkpointer:
         """Restore `run` and the callbacks from the folder, if it holds this run."""
         if not self.folder.exists() or "state" not in self.folder.parts():
             if self.checkpoint.least is None:  # a folder that cannot be written is refused before the first step
-                self.folder.commit({"run": self._identity})
+                done_by_first(lambda: self.folder.commit({"run": self._identity}))
             return
         stored = self.folder.read("run")
         begun = self._shorter(run.method, stored.config.get("method"))
@@ -208,7 +208,7 @@ class Checkpointer:
         parts = {"run": self._identity, "state": flatten(state), "trace": Part({"tensors": forms(trace)}, trace)}
         if len(run.kept) > self._written:
             parts[f"kept-{self._written:09d}"] = flatten(run.kept[self._written :])
-        self.folder.commit(parts)
+        done_by_first(lambda: self.folder.commit(parts))
         self._written = len(run.kept)
         self._last_time, self._last_step = time.monotonic(), run.step
 

@@ -295,6 +295,8 @@ def in_halves(
     """
     try:
         result = fit(items)
+    except LostProcess:
+        raise
     except failures as error:
         if len(items) == 1:
             yield items, error

@@ -82,6 +82,7 @@ def refuse_unlike(processes: Group, own: Part) -> None:
     for name, tensor in own.tensors.items():
         batch = Batch(tensor.reshape(-1, 1), tensor.reshape(-1))
         each.setdefault(name.partition(".")[0], []).append(f"{name} {batch.fingerprint()}")
+    processes.refuse_differing("kind of settings", repr(list(each)))  # else they would compare others below
     for name, values in each.items():
         processes.refuse_differing(name, repr(values), _REMEDIES.get(name, ""))
 

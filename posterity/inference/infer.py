@@ -31,7 +31,7 @@ from posterity.model.problem import data_of
 from posterity.model.scales import chosen_scales, leaves_out, with_scales_of
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
-from posterity.processes import active, using, writes
+from posterity.processes import active, ended_together, using
 from posterity.storage import flatten
 
 Start: TypeAlias = Posterior | Tensor | Callable[[], nn.Module] | None
@@ -183,6 +183,7 @@ VALIDATIONS = 50  # validations in a run
 CHECK_EVERY = 100  # steps between checks of the loss on a GPU, where each waits for the device
 
 
+@ended_together()
 def infer(
     method: Method,
     joint: Problem,
@@ -236,8 +237,9 @@ def infer(
     processes = active()
     if processes is not None:  # a process without them would not take part in what the others agree on
         kinds = [type(callback).__name__ for callback in given if not isinstance(callback, ProgressBar)]
+        stores = None if checkpoint is None else (checkpoint.steps, checkpoint.seconds, checkpoint.least)
         what, remedy = "kind of callbacks or checkpoint", "give them to all; process 0 alone writes and shows progress"
-        processes.refuse_differing(what, repr((kinds, checkpoint is None)), remedy)
+        processes.refuse_differing(what, repr((kinds, stores)), remedy)
     joint = with_scales(method, joint, rows, start, key, checkpoint)
     joint, theta = starting_point(method, joint, start, rows, key.fold("start"))
     rows = joint.checked(rows.to(joint.device))
@@ -254,7 +256,7 @@ def infer(
     hooks = _hooks(given, run, progress)
     keeper = None
     expected = sum(step <= run.steps for step in method.traits.kept_steps)
-    folder = None if checkpoint is None or not writes() else checkpoint.path
+    folder = None if checkpoint is None else checkpoint.path
     if expected:
         refuse_too_many(method.keep(run.state), expected, folder)
     run.kept = Kept(expected, folder)

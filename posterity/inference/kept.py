@@ -215,6 +215,7 @@ def _refuse_small_disk(rows: int, total: int, folder: Path) -> None:
 def _mapped_file(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return a tensor in a memory-mapped file without a name."""
     path = disk.temporary(folder)
+    folder.mkdir(parents=True, exist_ok=True)  # of several processes the first alone writes a checkpoint there
     try:
         flat = torch.from_file(str(path), shared=True, size=torch.Size(shape).numel(), dtype=dtype, device="cpu")
     finally:

@@ -1,5 +1,6 @@
 """Named fits, their outcomes, and how these are stored."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,9 @@ from posterity.inference.run import Trace
 from posterity.model.data import as_data
 from posterity.model.joint import Joint
 from posterity.model.problem import Problem, data_of, labels_of
-from posterity.posteriors.load import load
+from posterity.posteriors.load import posterior_of
 from posterity.posteriors.posterior import Posterior
+from posterity.processes import active, done_by_first
 from posterity.storage import Part, RunFolder
 
 
@@ -80,12 +82,13 @@ class Outcome:
         assert self.posterior is not None
         assert self.trace is not None
         trace = Part({"seconds": self.trace.seconds}, self.trace.tensors())
-        RunFolder(path).commit({**self.posterior.parts(), "task": task.identity(), "trace": trace})
+        parts = {**self.posterior.parts(), "task": task.identity(), "trace": trace}
+        done_by_first(lambda: RunFolder(path).commit(parts))
 
 
 def stored(task: Task, path: Path) -> Outcome | None:
     """Return the outcome of the task in this run folder, None if it has none; raises BadFolder for another task's."""
-    folder = RunFolder(path)
+    folder = RunFolder(path, active())
     if not folder.exists():
         return None
     refuse_other(path, task.identity(), folder.read("task"), f"another fit than {task.name!r}")
@@ -93,4 +96,4 @@ def stored(task: Task, path: Path) -> Outcome | None:
     trace = Trace.from_tensors(part.tensors)
     trace.seconds = float(part.config["seconds"])  # type: ignore[arg-type]
     model: Any = task.joint if task.joint.network is None else task.joint.network.module
-    return Outcome(task.name, load(path, model), trace)
+    return Outcome(task.name, posterior_of(folder.read("posterior"), model, repr(os.fspath(path))), trace)

@@ -1,5 +1,6 @@
 """Validation: the score of a posterior on held-out rows."""
 
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 
@@ -52,17 +53,23 @@ class Validator:
 
     def _score(self, posterior: Posterior) -> float:
         processes, batches = active(), len(self._feed)
-        sums = partial(self._sums, posterior)
+        sums = partial(self._sums, posterior, {})
         (both,) = sums(0, batches) if processes is None else processes.total(sums, batches)
         total, weight = both.tolist()
         if not weight:
             raise BadData(NO_TARGET)
         return float(total / weight)
 
-    def _sums(self, posterior: Posterior, low: int, high: int) -> list[Tensor]:
-        """The sums of negative log-likelihoods and of weights over the batches low .. high - 1, (2,)."""
+    def _sums(
+        self, posterior: Posterior, begun: dict[int, Iterator[Batch | None]], low: int, high: int
+    ) -> list[Tensor]:
+        """The sums of negative log-likelihoods and of weights over the batches low .. high - 1, (2,).
+
+        `begun` has a pass by its next batch, so that a stream is read once for all blocks of this process.
+        """
         total = weight = 0.0
-        for rows in islice(self._feed.from_step(low), high - low):
+        begun[high] = stream = begun.pop(low, None) or self._feed.from_step(low)
+        for rows in islice(stream, high - low):
             assert isinstance(rows, Batch)
             batch = self._prepare(rows)
             log_prob = posterior.predict(batch.inputs).log_prob(batch.targets).double()

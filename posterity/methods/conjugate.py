@@ -22,6 +22,7 @@ from posterity.numerics.random import Key
 from posterity.posteriors import Gaussian, Linearized
 from posterity.precisions.dense import Dense
 from posterity.priors import Correlated, Normal
+from posterity.processes import Group
 
 logger = logging.getLogger("posterity")
 
@@ -111,21 +112,12 @@ class Conjugate(Method):
 
     def step(self, joint: Problem, state: ConjugateState, batch: Batch, key: Key) -> tuple[ConjugateState, Info]:
         joint = joint.as_joint("Conjugate")
-        log_normaliser, stack = state.log_normaliser, [state.root]
-        for piece in derivatives(joint, state.theta, batch.inputs):
-            low, size = piece.low, len(piece.outputs)
-            rows = batch.map(lambda tensor, low=low, size=size: tensor[low : low + size])  # type: ignore[misc]
-            jacobian, outputs, targets = piece.jacobian.rows().double(), piece.outputs.double(), rows.targets.double()
-            refuse_curved("Conjugate", joint, state.theta, rows, jacobian, outputs)
-            each = weighted_log_prob(joint.likelihood, targets, targets, rows.weights)
-            information = joint.likelihood.output_fisher(outputs, outputs.dim() - 1)  # (n, D, D), diagonal
-            information = information.diagonal(dim1=-2, dim2=-1)  # (n, D)
-            if (weights := entry_weights(joint.likelihood, rows, torch.float64)) is not None:
-                information = information * output_weights(joint.likelihood, weights, outputs).reshape(size, -1)
-            residual = torch.where(targets.isnan(), 0.0, targets - outputs).reshape(size, -1, 1)
-            stack.append((information.sqrt().unsqueeze(-1) * torch.cat([jacobian, residual], -1)).flatten(0, 1))
-            log_normaliser = log_normaliser + each.sum()  # the rows of `stack` are (n D, R + 1)
-        root = _triangular(torch.cat(stack))
+        assert joint.network is not None
+        shared = joint.network.sharing
+        rows, normaliser = (
+            _whitened(joint, state.theta, batch) if shared is None else _shared(joint, shared, state.theta, batch)
+        )
+        root, log_normaliser = _triangular(torch.cat([state.root, rows])), state.log_normaliser + normaliser
         info = {"log_likelihood": log_normaliser - 0.5 * root[:, -1].square().sum()}
         return ConjugateState(state.theta, root, log_normaliser), info
 
@@ -150,6 +142,40 @@ class Conjugate(Method):
         _warn_of_lost_digits(root, rounded - shift, origin.dtype)
         gaussian = Gaussian(joint, mean, precision, {}, laplace_evidence(log_joint, precision))
         return Linearized(joint, gaussian)
+
+
+def _whitened(joint: Joint, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Rows sqrt(w) (J, y - f0) / scale (n D, R + 1) of a batch of n rows with D outputs, and its log normaliser ()."""
+    stack, log_normaliser = list[Tensor](), theta.new_zeros((), dtype=torch.float64)
+    for piece in derivatives(joint, theta, batch.inputs):
+        low, size = piece.low, len(piece.outputs)
+        rows = batch.rows(low, low + size)
+        jacobian, outputs, targets = piece.jacobian.rows().double(), piece.outputs.double(), rows.targets.double()
+        refuse_curved("Conjugate", joint, theta, rows, jacobian, outputs)
+        log_normaliser = log_normaliser + weighted_log_prob(joint.likelihood, targets, targets, rows.weights).sum()
+        information = joint.likelihood.output_fisher(outputs, outputs.dim() - 1)  # (n, D, D), diagonal
+        information = information.diagonal(dim1=-2, dim2=-1)  # (n, D)
+        if (weights := entry_weights(joint.likelihood, rows, torch.float64)) is not None:
+            information = information * output_weights(joint.likelihood, weights, outputs).reshape(size, -1)
+        residual = torch.where(targets.isnan(), 0.0, targets - outputs).reshape(size, -1, 1)
+        stack.append((information.sqrt().unsqueeze(-1) * torch.cat([jacobian, residual], -1)).flatten(0, 1))
+    return torch.cat(stack), log_normaliser
+
+
+def _shared(joint: Joint, processes: Group, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """As `_whitened`, by several processes, with a triangular factor in place of a block of more rows than that has."""
+    alone, width, blocks = joint.alone, joint.num_random + 1, processes.blocks
+
+    def part(low: int, high: int) -> list[Tensor]:
+        rows, normaliser = _whitened(alone, theta, batch.rows(low, high))
+        most = -(-batch.size // blocks) * (len(rows) // (high - low))  # rows of a block
+        rows = _triangular(rows) if len(rows) > width else rows
+        placed = rows.new_zeros(blocks, min(most, width), width)
+        placed[-(-low * blocks // batch.size), : len(rows)] = rows  # a place that no other block has
+        return [placed, normaliser]
+
+    placed, normaliser = processes.total(part, batch.size)
+    return placed.flatten(0, 1), normaliser
 
 
 def _triangular(rows: Tensor) -> Tensor:

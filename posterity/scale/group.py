@@ -1,32 +1,38 @@
 """The processes of torch.distributed as the processes of a run."""
 
 import hashlib
+import json
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 from posterity.errors import BadData, BadFolder, PosterityError, positive, positive_whole
-from posterity.processes import Group, LostProcess, using
+from posterity.processes import Group, LostProcess, ended_together, using
 from posterity.scale.sums import Node, bounds, branch_sum, branches
 
 logger = logging.getLogger("posterity")
 
 BLOCKS = 8  # of the rows of a batch: one for each of up to eight processes
 SLICED = 1 << 16  # bytes from which each process adds up a slice of a sum, and all exchange the slices
-AGREE = 2.0  # seconds in which processes that have the same error learn of each other
-_LOST = (
-    "Another process of this run has ended or does not answer ({reason}), so this one, {rank} of {size}, ends as well. "
+AGREE = 3.0  # seconds in which processes that all have an error learn of each other
+_AGAIN = (
     "Start all of them again: a run with a checkpoint resumes from its last stored step, with any number of processes."
 )
+_LOST = (
+    "Another process of this run has ended or does not answer ({reason}), so this one, {rank} of {size}, ends as well."
+)
+_STOPPED = "Process {rank} of this run stopped, and with it the others: {error}."
 _ERRORS = {"ok": None, **{kind.__name__: kind for kind in (PosterityError, BadData, BadFolder)}}
 
 
@@ -46,38 +52,99 @@ class TorchGroup(Group):
         if self.rank < 0:
             raise ValueError("scale.processes: this process is not in the group. Call infer in its processes only.")
         self.blocks = 1 << (max(blocks, self.size) - 1).bit_length()
-        self._group, self.reads_together = group, reads_together
+        self.reads_together = reads_together
         on_cuda = dist.get_backend(group) == "nccl"
         self._device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+        given: Any = group or dist.group.WORLD
+        self._group: Any = given
         self._branches = [branches(rank, self.size, self.blocks) for rank in range(self.size)]
         self._most = max(map(len, self._branches))
+        self._calls = self._errors = 0  # between the processes, and that all of them had
+        self._told: BaseException | None = None
+        self._broken = ""  # why they can no longer go on together
+        self._store = _get_default_store()
+        self._store = PrefixStore(self.from_first(lambda: os.urandom(8)).hex(), self._store)
+        if dist.get_backend(group) == "gloo":  # connections of their own, which can be closed
+            timeout = given._get_backend(self._device).options._timeout
+            self._group = dist.ProcessGroupGloo(PrefixStore("gloo", self._store), self.rank, self.size, timeout)
         self.refuse_differing("the number of blocks", str(self.blocks))
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
         """Turn the error of a call to another process into one that says what to do."""
+        if self._broken:
+            raise LostProcess(self._broken)
+        self._calls += 1
         try:
             yield
         except (RuntimeError, ValueError) as error:
-            first = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).splitlines()  # without the line of gloo's source
-            reason = first[0].partition(". ")[0][:120] if first else type(error).__name__
-            raise LostProcess(_LOST.format(reason=reason, rank=self.rank, size=self.size)) from error
+            raise LostProcess(f"{self._reason(error)} {_AGAIN}") from error
+
+    def _reason(self, error: Exception) -> str:
+        """Return why a call to the other processes failed: the error of one of them, or that of the call."""
+        with suppress(RuntimeError, ValueError):  # the store may be gone
+            for rank in range(self.size):
+                if self._store.check([self._place(rank)]):
+                    _, lost, text = self._said(rank)
+                    return text if lost else _STOPPED.format(rank=rank, error=text.removesuffix("."))
+        first = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).splitlines()  # without the line of gloo's source
+        reason = first[0].partition(". ")[0][:120] if first else type(error).__name__
+        return _LOST.format(reason=reason, rank=self.rank, size=self.size)
+
+    def _place(self, rank: int) -> str:
+        """The name in the store under which a process tells its error."""
+        return f"{self._errors} {rank}"
+
+    def _said(self, rank: int) -> tuple[int, bool, str]:
+        """The calls of a process before its error, whether that is the loss of another one, and what it says."""
+        calls, lost, text = json.loads(self._store.get(self._place(rank)))
+        return calls, lost, text
+
+    def failed(self, error: BaseException) -> None:
+        if error is self._told:
+            return
+        self._told, lost = error, isinstance(error, LostProcess)
+        text = str(error).removesuffix(f" {_AGAIN}") if lost else f"{type(error).__name__}: {error}".rstrip(": ")
+        others = range(1 if lost else self.size)
+        each: list[tuple[int, bool, str]] = []
+        deadline = time.monotonic() + AGREE
+        with suppress(RuntimeError, ValueError):  # the store may be gone
+            self._store.set(self._place(self.rank), json.dumps((self._calls, lost, text)))
+            while not (told := self._store.check([self._place(rank) for rank in others])):
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.01)
+            each = [self._said(rank) for rank in others] if told else []
+        # The first process says its errors; this one, which may have another kind of error, need not repeat the words.
+        words = [said.partition(": ")[2] for said in (text, each[0][2] if each else "")]
+        error.said_by_first = self.rank > 0 and bool(each) and (lost or words[0] == words[1])  # type: ignore[attr-defined]
+        if not lost and len({calls for calls, _, _ in each}) == 1:
+            self._errors += 1
+        else:
+            reason = text if lost else _STOPPED.format(rank=self.rank, error=text.removesuffix("."))
+            self._broken = self._broken or f"{reason} {_AGAIN}"
+            self.close()
+
+    def close(self) -> None:
+        """Close the connections to the other processes, so that those which wait for this one end."""
+        self._broken = self._broken or "The processes no longer share runs: their context was left. Enter it again."
+        self._group = None  # the last reference: gloo closes its sockets
 
     def total(self, part: Callable[[int, int], Sequence[Tensor]], rows: int) -> list[Tensor]:
-        first: list[Tensor] = []  # the tensors of some block, for their shapes
-
         def computed(low: int, high: int) -> list[Tensor]:
-            tensors = [tensor.detach() for tensor in part(low, high)]
-            first[:] = first or tensors
-            return tensors
+            return [tensor.detach() for tensor in part(low, high)]
+
+        own = [bounds(rows, self.blocks, block) for block in range(*bounds(self.blocks, self.size, self.rank))]
+        start = next((span for span in own if span[0] < span[1]), (0, 1))
+        first = computed(*start)  # which has the shapes of all blocks
 
         def leaf(node: Node) -> list[Tensor] | None:
             if node[1] - node[0] > 1:
                 return None
-            low, high = bounds(rows, self.blocks, node[0])
-            if low < high:
-                return computed(low, high)
-            return [torch.zeros_like(tensor) for tensor in first or computed(0, 1)]
+            span = bounds(rows, self.blocks, node[0])
+            if span == start:
+                return first
+            return computed(*span) if span[0] < span[1] else [torch.zeros_like(tensor) for tensor in first]
 
         return self._exchanged([branch_sum(node, leaf) for node in self._branches[self.rank]])
 
@@ -108,7 +175,7 @@ class TorchGroup(Group):
         sent = sent.view(self._most, self.size, width).transpose(0, 1).contiguous()
         received = torch.empty_like(sent)  # (processes, branches, width)
         with self._talking():
-            dist.all_to_all_single(received, sent, group=self._group)
+            self._group.alltoall_base(received, sent, [], []).wait()
         mine = self._added(list(received))
         return torch.cat(self.gathered(mine))[:length].to(device)
 
@@ -124,7 +191,7 @@ class TorchGroup(Group):
         own = own.to(self._device)
         received = [torch.empty_like(own) for _ in range(self.size)]
         with self._talking():
-            dist.all_gather(received, own, group=self._group)
+            self._group.allgather([received], [own]).wait()
         return received
 
     def from_first(self, work: Callable[[], bytes]) -> bytes:
@@ -156,8 +223,9 @@ class TorchGroup(Group):
         return received
 
     def _broadcast(self, tensor: Tensor) -> None:
-        source = 0 if self._group is None else dist.get_global_rank(self._group, 0)
-        dist.broadcast(tensor, source, group=self._group)
+        source = dist.BroadcastOptions()
+        source.rootRank = 0
+        self._group.broadcast([tensor], source).wait()
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
         if self.size == 1:
@@ -202,10 +270,13 @@ def processes(
     if own.rank:
         logger.setLevel(logging.CRITICAL + 1)
     try:
-        with using(own):
+        with using(own), ended_together():
             yield own
+            with suppress(LostProcess):  # the work is done, whoever else has ended
+                own.any(False)  # nobody leaves while another still works
     finally:
         logger.setLevel(level)
+        own.close()
 
 
 @contextmanager
@@ -236,23 +307,5 @@ def join(
     try:
         with processes(blocks=blocks, reads_together=reads_together) as own:
             yield own
-            with suppress(RuntimeError):  # the work is done, whoever else has ended
-                dist.barrier()  # nobody leaves while another still sends
-    except Exception as error:
-        error.said_by_first = _said_by_first(store, rank, error)  # type: ignore[attr-defined]
-        raise
     finally:
         dist.destroy_process_group()
-
-
-def _said_by_first(store: Store, rank: int, error: Exception) -> bool:
-    """Tell the other processes of an error; returns whether this is another one than the first, which has it too."""
-    name, text = "error of process 0", f"{type(error).__name__} {error}"
-    try:
-        if rank == 0:
-            store.set(name, text)
-            return False
-        store.wait([name], timedelta(seconds=AGREE))
-        return bool(store.get(name).decode() == text)
-    except (RuntimeError, ValueError):  # there is none, or the store is gone
-        return False

@@ -30,6 +30,7 @@ from posterity.numerics.random import Key
 from posterity.optim.schedules import Cycles
 from posterity.posteriors import Posterior
 from posterity.priors import Normal
+from posterity.processes import active
 from posterity.storage import Part
 from posterity_studies.fidelity.image_recipes import FITS, ROWS, Length
 from posterity_studies.fidelity.network import FilterResponseResNet
@@ -115,7 +116,9 @@ class Deadline(Callback):
     def after_step(self, run: Run) -> None:
         if self._over and run.step < run.steps:
             raise OutOfTime(f"after step {run.step:,} of {run.steps:,} the time of this row was over")
-        self._over = self._until is not None and time.monotonic() > self._until
+        if self._until is not None:
+            over, processes = time.monotonic() > self._until, active()
+            self._over = over if processes is None else processes.any(over)[0]  # clocks differ by process
 
 
 @dataclass(frozen=True, eq=False)

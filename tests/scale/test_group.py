@@ -6,9 +6,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 import posterity as po
-from posterity import scale
+from benchmarks.distributed_cases import CASES
+from posterity import curvature, scale
+from posterity.estimators import automatic
+from posterity.inference.validator import Validator
 from posterity.model.passes import Passes
 from posterity.processes import active, done_by_first, using, writes
 from posterity.scale.sums import bounds, branch_sum, branches
@@ -59,6 +63,63 @@ def test_fewer_rows_than_blocks(group):
     assert group.total(lambda low, high: [torch.ones(high - low).sum()], 3)[0].item() == 3.0
 
 
+@pytest.mark.parametrize("rows", [3, 8, 21])
+def test_each_block_is_computed_once_and_in_order(group, rows):
+    seen = []
+
+    def part(low, high):
+        seen.extend(range(low, high))
+        return [torch.ones(high - low).sum()]
+
+    group.total(part, rows)
+    assert seen == list(range(rows))
+
+
+class Counted(Dataset):
+    """Forty rows, and which of them were read."""
+
+    def __init__(self):
+        self.read = []
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return torch.full((1,), index / 40), torch.zeros(1)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        po.methods.Laplace(batch_size=16, structure=curvature.CorrectedKronecker()),
+        po.methods.SWAG(po.methods.MAP(steps=20, batch_size=16), every=1),
+        po.methods.VariationalEM(po.methods.MeanField(20, 16), (po.evidence.PriorScale(),)),
+        po.methods.Conjugate(batch_size=16),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_a_shared_fit_reads_a_stream_as_often_as_one_process(group, method):
+    joint = po.Joint(nn.Linear(1, 1), po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(scale=1.0), num_data=40)
+    shared, alone = Counted(), Counted()
+    po.infer(method, joint, DataLoader(shared, batch_size=16), progress=False)
+    with using(None):
+        po.infer(method, joint, DataLoader(alone, batch_size=16), progress=False)
+    # Processes also compare the first batch.
+    assert [row for row in shared.read if row >= 16] == [row for row in alone.read if row >= 16]
+
+
+@pytest.mark.parametrize("batch_size", [2, 16])
+def test_validation_reads_a_stream_once(group, batch_size):
+    rows = Counted()
+    joint = po.Joint(nn.Linear(1, 1), po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(scale=1.0), num_data=40)
+    q, _ = po.infer(po.methods.MAP(steps=1), joint, (torch.ones(40, 1), torch.ones(40, 1)), progress=False)
+    score = Validator(joint, DataLoader(rows, batch_size=batch_size))
+    rows.read.clear()
+    score(q)
+    assert rows.read == list(range(40))
+
+
 def test_a_group_is_active_inside_the_context_only(group):
     assert active() is group
     assert writes()
@@ -81,6 +142,32 @@ def test_infer_shares_its_steps_and_the_posterior_does_not(group):
     q, _ = po.infer(po.methods.MAP(steps=5), joint, (x, 2 * x), callbacks=[Spy()], progress=False)
     assert seen == [None] * 5
     assert q.joint.network.passes.processes is None
+
+
+@pytest.mark.parametrize("name", ["conjugate", "conjugate wide"])
+def test_conjugate_shares_the_rows_of_each_batch(group, monkeypatch, name):
+    seen, total = [], group.total
+
+    def spy(part, rows):
+        seen.append(rows)
+        return total(part, rows)
+
+    monkeypatch.setattr(group, "total", spy)
+    CASES[name]()
+    assert seen == {"conjugate": [64, 64, 64, 11], "conjugate wide": [203]}[name]
+
+
+def test_what_goes_by_the_clock_is_not_shared(group, monkeypatch):
+    seen = []
+
+    def folds(*_, **__):
+        seen.append(active())
+        raise InterruptedError
+
+    monkeypatch.setattr(automatic, "folds_of", folds)
+    with pytest.raises(InterruptedError):
+        automatic.fit_automatic(torch.randn(20, 2), torch.randn(20, 1), "regression")
+    assert seen == [None]
 
 
 def test_modules_of_data_parallel_are_unwrapped(group):

@@ -69,6 +69,45 @@ def test_errors_come_in_every_process(of_three):
         assert "Got another start in process 1 than in process 0: call torch.manual_seed" in answers["other weights"]
 
 
+ONE = {  # what fails in one process: which, and what it says
+    "callback": (1, "ValueError: mine"),
+    "callback of the first": (0, "ValueError: mine"),
+    "interruption": (2, "KeyboardInterrupt"),
+    "little room": (2, "ValueError: 20 kept states take"),
+    "damaged file": (1, "OSError: the file is damaged"),
+    "in one only": (1, "TypeError: infer: seed must be a whole number. Got 'one'."),
+}
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_an_error_of_one_process_ends_all(of_three, name):
+    which, text = ONE[name]
+    lost = f"LostProcess: Process {which} of this run stopped, and with it the others: {text}"
+    for rank, own in enumerate(of_three):
+        assert own["failures"][name].startswith(text if rank == which else lost)
+        assert own["failures"][f"{name}, then"].startswith(lost)
+
+
+ALL = {
+    "callback of all": "ValueError: ours",
+    "time": "OutOfTime: after step 2 of 100 the time of this row was over",
+    "full disk": "BadFolder: Cannot write run folder",
+    "other settings": "PosterityError: The processes that share a run must agree. Got another kind of settings",
+    "other checkpoints": "PosterityError: The processes that share a run must agree. Got another kind of callbacks or",
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_processes_that_all_fail_go_on_together(of_three, name):
+    for own in of_three:
+        assert own["failures"][name].startswith(ALL[name])
+        assert own["failures"][f"{name}, then"] == "no error"
+
+
+def test_draws_go_to_the_folder_of_the_checkpoint_in_each_process(of_three):
+    assert len({own["questions"]["draws"] for own in of_three}) == 1
+
+
 def test_a_callback_in_one_process_stops_all(of_three):
     assert [own["questions"]["stopped after"] for own in of_three] == [7, 7, 7]
 

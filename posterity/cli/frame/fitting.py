@@ -17,7 +17,6 @@ from posterity.networks import MLP
 from posterity.options import flag
 from posterity.posteriors import Posterior
 from posterity.posteriors.load import load
-from posterity.processes import using
 from posterity.recipes.methods import RECIPES
 from posterity.recipes.settings import Settings
 from posterity.recipes.stages import threads
@@ -55,7 +54,7 @@ class Asked:
         data, fitted = source.data, source.preprocessing
         inputs, targets, *weights = training_rows(filled(self.settings, source, ()), data)
         plain = data.classes is None and fitted is not None
-        with threads(inputs.numel() * UNITS), using(None):  # it goes by the clock, which differs by process
+        with threads(inputs.numel() * UNITS):
             return fit_automatic(
                 inputs,
                 targets,

@@ -24,6 +24,7 @@ from posterity.cli.frame.verdict import Candidate, judge, within
 from posterity.errors import Diverged, PosterityError
 from posterity.inference import Trace
 from posterity.predictive import Predictive
+from posterity.processes import LostProcess
 from posterity.recipes.methods import RECIPES
 from posterity.storage import RunFolder
 
@@ -220,6 +221,8 @@ def _guarded(word: str, label: str, call: Callable[[], Result], *, debug: bool) 
     """What the call returns, or its failure, which is said on standard error at once; with `debug` it is raised."""
     try:
         return call()
+    except LostProcess:  # nothing can go on
+        raise
     except Exception as error:  # a network may raise anything
         if debug:
             raise
