@@ -1,4 +1,4 @@
-"""Writes docs/which-method.md from the results of studies and benchmarks: python docs/make_which.py (or make reference)."""
+"""Writes docs/which-method.md from the results of studies and benchmarks: python docs/make_which.py."""
 
 import json
 from pathlib import Path

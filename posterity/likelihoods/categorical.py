@@ -14,6 +14,7 @@ from posterity.numerics.random import Key
 
 _ops: Any = torch.ops.aten
 _SUM = 2  # torch's number of the reduction
+MOST = 61  # axes of positions: a tensor of torch has up to 64, here with draws, rows and classes
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class Categorical(Entrywise):
     link = "softmax"
 
     def __post_init__(self) -> None:
-        if isinstance(self.positions, bool) or not isinstance(self.positions, int) or self.positions < 0:
+        if isinstance(self.positions, bool) or not isinstance(self.positions, int) or not 0 <= self.positions <= MOST:
             raise ValueError(
-                "Categorical.positions must be the number of axes after the classes, 0 for one label in each row. "
-                f"Got {shown(self.positions)}."
+                "Categorical.positions must be the number of axes after the classes, 0 for one label in each row, and "
+                f"at most {MOST}. Got {shown(self.positions)}."
             )
 
     def check(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ def test_flattened_positions_are_refused(shape: tuple[int, ...]) -> None:
         Categorical(positions=1).output_fisher(torch.zeros(6, 4, 3), 1)
 
 
-@pytest.mark.parametrize("positions", [-1, 1.0, True, None])
+@pytest.mark.parametrize("positions", [-1, 1.0, True, None, 10**30])
 def test_positions_are_counted(positions: object) -> None:
     with pytest.raises(ValueError, match=r"Categorical\.positions must be the number of axes"):
         Categorical(positions=positions)
