@@ -9,7 +9,9 @@ import torch
 
 from posterity.cli.frame.folders import Run
 from posterity.cli.frame.predictions import predicted_columns
+from posterity.cli.frame.sources import Source
 from posterity.cli.serving.rows import Asked
+from posterity.datasets import DataSet, LabelledData
 from posterity.posteriors import Posterior
 from posterity.posteriors.standalone import PredictiveModule
 from posterity.predictive import Predictive
@@ -34,6 +36,8 @@ class Model:
     def __init__(self, run: Run) -> None:
         """Take the run."""
         self.run = run
+        nothing = LabelledData(torch.zeros(0, 1), torch.zeros(0, 1))
+        self._units = Source(DataSet("rows", run.config["task"], nothing, nothing), preprocessing=run.preprocessing)
         self._module: PredictiveModule | None = None
         if isinstance(run.posterior, Posterior) and run.posterior.by_draws:
             self._module = run.posterior.predictor()
@@ -49,10 +53,10 @@ class Model:
     @torch.inference_mode()
     def answers(self, requests: list[Asked]) -> list[dict[str, list[Any]]]:
         """The predictions of several requests, by column, from one pass."""
-        predictive = self.predict(torch.cat([asked.source.data.test.inputs for asked in requests]))
+        predictive = self.predict(torch.cat([asked.inputs for asked in requests]))
         classes = self.run.config["classes"]
         by_level = {
-            level: predicted_columns(requests[0].source, classes, predictive, level, ())
+            level: predicted_columns(self._units, classes, predictive, level, ())
             for level in {asked.level for asked in requests}
         }
         results, low = [], 0
