@@ -256,8 +256,8 @@ def quantiles_of_normals(
     form = (-1, *(1,) * (means.dim() - 1))
     shares = None if weights is None else weights.to(means).view(form)
     p = torch.tensor(levels, dtype=torch.float64).to(means.device).view(form[:-1])
-    twice = 2.0 * p * (len(means) if weights is None else 1.0)
-    z, inverse, least = torch.special.ndtri(p), scales.reciprocal() * math.sqrt(0.5), scales.amin(0)
+    twice, z = p * (2.0 * (len(means) if weights is None else 1.0)), torch.special.ndtri(p)
+    inverse, least = math.sqrt(0.5) / scales, scales.amin(0)
     logs = inverse.log() + math.log(2.0 / math.sqrt(math.pi))
 
     def total(values: Tensor) -> Tensor:
@@ -269,13 +269,12 @@ def quantiles_of_normals(
         each = torch.addcmul(logs, away, away, value=-1.0).exp()
         return total(torch.special.erfc(away)) - twice, total(each), total(each * away * inverse)
 
-    value: Tensor = mean.double() + z * std.double()
-    near = 1e-5 * least
-    for _ in range(_UNGUARDED):
+    value, near = torch.addcmul(mean.double(), z, std.double()), 1e-5 * least
+    for attempt in range(_UNGUARDED):
         excess, density, bend = functions(value)
-        step = excess / (density - excess * bend / density)
+        step = excess / torch.addcdiv(density, excess * bend, density, value=-1.0)
         value = value - step
-        if bool((step.abs() <= near).all()):
+        if attempt and bool((step.abs() <= near).all()):  # the first step is hardly ever so short
             return value
     ends = means + z * scales  # (S, Q, N, *event)
     if not bool(torch.isfinite(ends).all() & (scales > 0).all()):

@@ -87,22 +87,6 @@ def distances(part: Part | None, source: Source) -> Tensor | None:
     return torch.where(numeric & (away > 0), away / reached, 0.0).amax(1) if numeric.any() else None
 
 
-class Reached:
-    """The ranges of a stored part of `reach` as arrays, for rows that come again and again."""
-
-    def __init__(self, part: Part, preprocessing: Preprocessing | None) -> None:
-        """Take the part, and how its inputs were encoded."""
-        self._low, self._high, self._spread, self._margin = (
-            part.tensors[name].numpy() for name in ("low", "high", "spread", "margin")
-        )
-        self._numeric = numeric_features(preprocessing, len(self._low)).numpy()
-
-    def excess(self, inputs: Any) -> Any:
-        """How far numbers among the inputs (N, D) in float64 are outside, in standard deviations; at most 0 inside."""
-        beyond = np.maximum(np.maximum(self._low - inputs, inputs - self._high), 0.0) / self._spread
-        return np.where(self._numeric, beyond - self._margin, 0.0)
-
-
 def outside(part: Part | None, source: Source) -> list[str] | None:
     """For each test row the column that is farthest outside the training rows, "" for none; None for old runs.
 
@@ -112,7 +96,9 @@ def outside(part: Part | None, source: Source) -> list[str] | None:
     if part is None:
         return None
     inputs = source.data.test.inputs.double().cpu().numpy()
-    beyond = Reached(part, source.preprocessing).excess(inputs)
+    low, high, spread, margin = (part.tensors[name].numpy() for name in ("low", "high", "spread", "margin"))
+    beyond = np.maximum(np.maximum(low - inputs, inputs - high), 0.0) / spread
+    beyond = np.where(numeric_features(source.preprocessing, inputs.shape[1]).numpy(), beyond - margin, 0.0)
     if source.preprocessing is None:
         names = [f"x{index}" for index in range(1, inputs.shape[1] + 1)]
     else:

@@ -1,15 +1,14 @@
 """Rows of plain values, encoded value by value: for few rows, whole columns would take longer than the predictions."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from posterity.cli.frame.folders import Run
-from posterity.cli.frame.outside import Reached
 from posterity.datasets.columns import Column
 from posterity.datasets.encodings import FURTHEST, InputColumn
 from posterity.datasets.fields import LARGEST_WHOLE
@@ -18,6 +17,8 @@ from posterity.errors import BadData
 MOST = 64
 """Rows up to which values are encoded one by one."""
 NEAR = 0.5 * FURTHEST
+"""Standard deviations from the mean up to which a number of a run without ranges is encoded here."""
+ENDS = ((-1.0, "low"), (1.0, "high"))
 
 
 class FewRows:
@@ -28,12 +29,18 @@ class FewRows:
 
     def __init__(self, run: Run, names: Sequence[str]) -> None:
         """Take the run, and the names of the columns that it needs."""
-        fitted = run.preprocessing
-        self._columns = [InputColumn(name, "number") for name in names] if fitted is None else fitted.inputs
+        fitted, part = run.preprocessing, run.reach
+        columns = [InputColumn(name, "number") for name in names] if fitted is None else fitted.inputs
         self._known = frozenset(names if fitted is None else fitted.columns)
-        self._suits = not any(column.part or column.sign for column in self._columns)
-        self._words: list[dict[tuple[type, Any], list[float]]] = [{} for _ in self._columns]
-        self._reached = None if run.reach is None else Reached(run.reach, fitted)
+        self._suits = not any(column.part or column.sign for column in columns)
+        self._judges = part is not None
+        count = sum(len(column.features) for column in columns)
+        low, high = ([sign * NEAR] * count if part is None else part.tensors[name].tolist() for sign, name in ENDS)
+        starts = accumulate((len(column.features) for column in columns[:-1]), initial=0)
+        self._columns = [
+            (column, column.kind == "number", low[start], high[start], dict[tuple[type, Any], list[float]]())
+            for column, start in zip(columns, starts, strict=True)
+        ]
 
     def encoded(self, columns: Mapping[str, Sequence[Any]]) -> tuple[Tensor, list[str] | None, tuple[str, ...]] | None:
         """Return the inputs (N, D) of rows inside the training rows, what `outside` says, and no notes; else None."""
@@ -41,14 +48,14 @@ class FewRows:
         if count > MOST or not self._suits or not columns.keys() <= self._known:
             return None
         rows: list[list[float]] = [[] for _ in range(count)]
-        for column, words in zip(self._columns, self._words, strict=True):
+        for column, is_number, low, high, words in self._columns:
             for row, value in zip(rows, columns[column.name], strict=True):
                 kind = type(value)
-                if column.kind == "number" and (kind is float or kind is int):
+                if is_number and (kind is float or kind is int):
                     if not -LARGEST_WHOLE <= value <= LARGEST_WHOLE:
                         return None
                     number = (value - column.mean) / column.scale
-                    if not -NEAR < number < NEAR:
+                    if not low <= number <= high:  # so is what float32 makes of it, as the ends are of float32
                         return None
                     row.append(number)
                     if column.has_indicator:
@@ -58,12 +65,7 @@ class FewRows:
                     if features is None:
                         return None
                     row += features
-        inputs = np.array(rows, dtype=np.float32)
-        if self._reached is None:
-            return torch.from_numpy(inputs), None, ()
-        if (self._reached.excess(inputs.astype(np.float64)) > 0).any():
-            return None
-        return torch.from_numpy(inputs), [""] * count, ()
+        return torch.tensor(rows, dtype=torch.float32, device="cpu"), [""] * count if self._judges else None, ()
 
 
 def _features(column: InputColumn, words: dict[tuple[type, Any], list[float]], value: Any) -> list[float] | None:

@@ -77,7 +77,7 @@ class Reader:
     def _json(self, body: bytes) -> tuple[dict[str, list[Any]], Any]:
         """The columns of a JSON body, and the level it asks for."""
         try:
-            document = json.loads(body.decode(), parse_constant=_refuse_constant)
+            document = _DECODER.decode(body.decode())
         except (ValueError, RecursionError) as error:
             reason = str(error) if isinstance(error, (json.JSONDecodeError, _Constant)) else "it cannot be decoded"
             raise Refused(422, f"The body must be JSON in UTF-8: {reason[:200]}.") from None
@@ -218,6 +218,9 @@ class _Constant(ValueError):
 
 def _refuse_constant(word: str) -> NoReturn:
     raise _Constant(f"{word} is no number there; give null where a value is missing")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _is_plain(name: str, value: Any) -> bool:
