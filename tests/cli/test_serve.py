@@ -364,6 +364,13 @@ def test_few_rows_are_encoded_as_whole_columns(tmp_path, monkeypatch, odd):
     assert low <= sum(known is not None for known in taken) / len(taken) <= high
 
 
+def test_few_rows_of_a_run_without_ranges_are_encoded_as_whole_columns(tmp_path, monkeypatch):
+    run = run_on(tmp_path)
+    run.reach = None
+    for rows, given, wanted in in_two_ways(run, monkeypatch, 100, 1):
+        assert given == wanted, rows
+
+
 @pytest.mark.parametrize(
     "further", [{"share": [f"{n} %" for n in range(6)]}, {"built": [f"2020-01-{n:02}" for n in (3, 10, 17, 24, 31, 3)]}]
 )
