@@ -1,6 +1,5 @@
 """Predictions as plain modules of torch: from draws that are fixed, or from moments in closed form."""
 
-import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -60,7 +59,8 @@ class Predictor(nn.Module):
         self.network = None if network is None else network.requires_grad_(False)
         self._likelihood = likelihood
         names = [field.name for field in fields(likelihood)] if is_dataclass(likelihood) else list(vars(likelihood))
-        self._names = [name for name in names if isinstance(getattr(likelihood, name), Tensor)]
+        self._values = {name: getattr(likelihood, name) for name in names}
+        self._names = [name for name, value in self._values.items() if isinstance(value, Tensor)]
         for name in self._names:
             self.register_buffer(f"likelihood_{name}", getattr(likelihood, name))
 
@@ -69,7 +69,8 @@ class Predictor(nn.Module):
         """The likelihood with its tensors on the device of the module."""
         if not self._names:
             return self._likelihood
-        likelihood = copy.copy(self._likelihood)  # without the checks of a constructor, which read numbers
+        likelihood = object.__new__(type(self._likelihood))  # without the checks of a constructor, which read numbers
+        vars(likelihood).update(self._values)
         vars(likelihood).update({name: getattr(self, f"likelihood_{name}") for name in self._names})
         return likelihood
 
@@ -169,9 +170,8 @@ class Draws(Predictor):
         assert self._chain is not None
 
         def drawn(owner: str, kind: str, tensor: Tensor) -> Tensor:  # (S, ...)
-            name = f"{owner}.{kind}" if owner else kind
-            own: Tensor = getattr(self, self._draws[name]) if name in self._draws else tensor
-            return own.expand(self.draws, *tensor.shape)
+            own: Tensor | None = getattr(self, self._draws.get(f"{owner}.{kind}" if owner else kind, ""), None)
+            return tensor.expand(self.draws, *tensor.shape) if own is None else own
 
         values = rows.expand(self.draws, *rows.shape)
         for owner, layer in zip(self._owners, self._chain.layers, strict=True):

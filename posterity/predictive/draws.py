@@ -140,7 +140,7 @@ class DrawsPredictive(Predictive):
     def quantile(self, p: float) -> Tensor:
         between_zero_and_one("quantile: p", p)
         if (known := self.normals) is not None:
-            return quantiles_of_normals(*known, [p])[0].to(self.outputs.dtype)
+            return quantiles_of_normals(*known, self.mean, self.std, [p])[0].to(self.outputs.dtype)
         outputs = self.outputs.double()
         cdf = self.likelihood.cdf
         cdf(outputs, outputs.new_zeros(()))  # raises where there is none
@@ -151,7 +151,7 @@ class DrawsPredictive(Predictive):
         if (known := self.normals) is None:
             return super().interval(level)
         between_zero_and_one("interval: level", level)
-        lower, upper = quantiles_of_normals(*known, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
+        lower, upper = quantiles_of_normals(*known, self.mean, self.std, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
         return lower.to(self.outputs.dtype), upper.to(self.outputs.dtype)
 
     def rows(self, index: Tensor | slice) -> "DrawsPredictive":

@@ -115,7 +115,7 @@ class MixturePredictive(Predictive):
     def quantile(self, p: float) -> Tensor:
         between_zero_and_one("quantile: p", p)
         if (known := self.normals) is not None:
-            return quantiles_of_normals(*known, [p])[0].to(self.parts[0].mean.dtype)
+            return quantiles_of_normals(*known, self.mean, self.std, [p])[0].to(self.parts[0].mean.dtype)
         values = bisected_quantile(
             lambda y: self._average([_cdf(part, y) for part in self.parts]), self.mean, self.std, p
         )
@@ -125,7 +125,7 @@ class MixturePredictive(Predictive):
         if (known := self.normals) is None:
             return super().interval(level)
         between_zero_and_one("interval: level", level)
-        lower, upper = quantiles_of_normals(*known, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
+        lower, upper = quantiles_of_normals(*known, self.mean, self.std, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
         return lower.to(known[0].dtype), upper.to(known[0].dtype)
 
     def rows(self, index: Tensor | slice) -> "MixturePredictive":

@@ -101,7 +101,8 @@ class NormalsPredictive(Predictive):
 
     def quantile(self, p: float) -> Tensor:
         between_zero_and_one("quantile: p", p)
-        return quantiles_of_normals(self._means, self._scales, [p], self._weights)[0].to(self._means.dtype)
+        quantiles = quantiles_of_normals(self._means, self._scales, self.mean, self.std, [p], self._weights)
+        return quantiles[0].to(self._means.dtype)
 
     def rows(self, index: Tensor | slice) -> "NormalsPredictive":
         index = chosen_rows(index, self._means.device)

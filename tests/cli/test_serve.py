@@ -4,6 +4,7 @@ import asyncio
 import csv
 import io
 import json
+import math
 import random
 import re
 import shlex
@@ -13,6 +14,7 @@ from base64 import b64encode
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,13 +26,18 @@ from servedruns import ask, predict, running
 
 from benchmarks import serve as benchmark
 from posterity.cli.frame.folders import find_run
+from posterity.cli.frame.outside import reach
+from posterity.cli.frame.sources import Source
 from posterity.cli.main import main
-from posterity.cli.serving.app import Limits, make_app
+from posterity.cli.serving.app import Limits, as_json, make_app
 from posterity.cli.serving.batching import Model
+from posterity.cli.serving.few import FewRows
 from posterity.cli.serving.guard import LOOPBACK, Access
 from posterity.cli.serving.page import docs_page, run_page
 from posterity.cli.serving.rows import Reader, Refused
+from posterity.datasets import prepare, read_table
 from posterity.datasets.columns import Column
+from posterity.storage import Part
 
 pytestmark = pytest.mark.cpu
 TINY = ("--method", "ensemble", "--hidden", "4", "--steps", "40", "--prior-scale", "1", "--device", "cpu", "--quiet")
@@ -204,6 +211,32 @@ def test_a_body_that_does_not_come_is_not_waited_for(table_run):
     assert served(table_run, calls, seconds=0.05)[0]["status"] == 408
 
 
+def test_a_client_that_goes_away_is_counted_and_leaves_no_room_taken(table_run):
+    async def calls(app):
+        sent = []
+
+        async def receive():
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            sent.append(message)
+
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b"", "headers": headers}
+        await app({**scope, "root_path": "", "http_version": "1.1"}, receive, send)
+        return sent[0]["status"], (await predict(app, [GOOD])).status, (await ask(app, path="/metrics")).body.decode()
+
+    gone, after, counts = served(table_run, calls, held=4096)
+    assert (gone, after) == (400, 200)
+    assert 'posterity_requests_total{path="/predict",status="400"} 1' in counts
+
+
+def test_numbers_that_json_does_not_have_are_null():
+    document = {"predictions": [{"mean": math.inf, "lower": -math.inf, "outside": ""}, {"mean": 1.5}], "notes": ()}
+    told = json.loads(bytes(as_json(document).body))
+    assert told == {"predictions": [{"mean": None, "lower": None, "outside": ""}, {"mean": 1.5}], "notes": []}
+
+
 def test_bodies_of_all_requests_together_have_a_limit(table_run):
     body = json.dumps([GOOD] * 30).encode()
     limits = {"held": 2 * 4096 + len(body) + 100, "bytes": 2 * len(body)}
@@ -243,33 +276,129 @@ def test_bodies_of_all_requests_together_have_a_limit(table_run):
     assert [answer.status for answer in after] == [200] * 3
 
 
-def test_rows_of_json_are_encoded_as_those_of_a_frame(table_run, monkeypatch):
-    """Columns of plain values take no way through Arrow's functions: the inputs are the same to the bit."""
-    reader, draw = Reader(find_run(table_run), 50), random.Random(0)
-    values = {
-        "area": [100.0, 3, 2**53, 2**53 + 1, 10**30, 1e-320, -0.0, None, True, "12.5", "1,5", "", "wide", 1e30],
-        "rooms": [1, 2.5, None, False, "3", " 3", "NA", 7],
-        "garden": ["yes", "no", "NO", True, None, 0, 1, "maybe"],
-        "zone": ["A", "B", "C", "Q", "", None, 1, 2.0, True, "NA"],
-    }
+KINDS_OF_COLUMNS = {
+    "area": ["40.5", "61", "88", "120.25", "", "200"],
+    "rooms": ["1", "2", "3", "4", "5", "7"],
+    "garden": ["yes", "no", "yes", "no", "yes", "no"],
+    "cellar": ["true", "false", "", "true", "false", "true"],
+    "zone": ["A", "B", "C", "A", "B", "C"],
+    "agent": ["Ann", "", "Bob", "Ann", "Bob", ""],
+    "code": ["1", "2", "1", "2", "1", "2"],
+}
+VALUES = {
+    "area": [
+        100.0,
+        61,
+        3,
+        2**53,
+        2**53 + 1,
+        10**30,
+        10**400,
+        1e-320,
+        -0.0,
+        None,
+        True,
+        "12.5",
+        "1,5",
+        "",
+        "wide",
+        1e30,
+    ],
+    "rooms": [1, 2.5, None, False, "3", " 3", "NA", 7, 7.5, -4],
+    "garden": ["yes", "no", "NO", True, None, 0, 1, "maybe"],
+    "cellar": ["true", "False", True, False, None, 1, "no"],
+    "zone": ["A", "B", "C", "Q", "", None, 1, 2.0, True, "NA"],
+    "agent": ["Ann", "Bob", None, "Cleo", ""],
+    "code": ["1", "2", 1, 2.0, True, None, "3"],
+    "price": [5.0, "?"],
+    "other": [1],
+    "share": [0.02, "3 %"],
+    "built": ["2020-01-31", 18_270],
+}
+
+
+def run_on(folder: Path, **further):
+    """What a reader of requests takes from a run on a table with columns of all kinds, and of `further` ones."""
+    columns = {**KINDS_OF_COLUMNS, **further, "price": ["1", "2", "3", "4", "5", "6.5"]}
+    lines = [",".join(columns), *(",".join(row) for row in zip(*columns.values(), strict=True))]
+    (folder / "kinds.csv").write_text("\n".join([lines[0], *lines[1:] * 40]) + "\n")
+    table = read_table(folder / "kinds.csv", "price", category=["code"])
+    prepared = prepare(table)
+    part = Part({}, reach(Source(prepared.data, preprocessing=prepared.preprocessing)))
+    return SimpleNamespace(preprocessing=prepared.preprocessing, reach=part, config={})
+
+
+def in_two_ways(run, monkeypatch, count, odd):
+    """Random rows with so many odd values each, and what a reader makes of them with `FewRows` and without."""
+    reader, draw = Reader(run, 50), random.Random(0)
+
+    def told(rows):
+        try:
+            inputs, *rest = reader.read(json.dumps(rows).encode(), "application/json", None)
+        except Refused as error:
+            return str(error), error.rows
+        return inputs.numpy().tobytes(), inputs.shape, inputs.dtype, rest
+
+    def row(names):
+        chosen = draw.sample(names, odd)
+        return {name: draw.choice(VALUES[name] if name in chosen else VALUES[name][:2]) for name in names}
+
+    for _ in range(count):
+        names = [*reader.columns, *(name for name in ("price", "other") if draw.random() < 0.05 * odd)]
+        rows = [row(names) for _ in range(draw.choice((1, 1, 2, 4)))]
+        given = told(rows)
+        with monkeypatch.context() as patch:
+            patch.setattr(FewRows, "encoded", lambda *args: None)
+            yield rows, given, told(rows)
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2, len(KINDS_OF_COLUMNS)])
+def test_few_rows_are_encoded_as_whole_columns(tmp_path, monkeypatch, odd):
+    """Inputs to the bit, what is outside, notes and refusals."""
+    taken, encoded = [], FewRows.encoded
+    monkeypatch.setattr(FewRows, "encoded", lambda *args: taken.append(encoded(*args)) or taken[-1])
+    for rows, given, wanted in in_two_ways(run_on(tmp_path), monkeypatch, 200, odd):
+        assert given == wanted, rows
+    shares = {0: (1.0, 1.0), 1: (0.1, 0.7), 2: (0.02, 0.5), len(KINDS_OF_COLUMNS): (0.0, 0.1)}
+    low, high = shares[odd]
+    assert low <= sum(known is not None for known in taken) / len(taken) <= high
+
+
+def test_few_rows_of_a_run_without_ranges_are_encoded_as_whole_columns(tmp_path, monkeypatch):
+    run = run_on(tmp_path)
+    run.reach = None
+    for rows, given, wanted in in_two_ways(run, monkeypatch, 100, 1):
+        assert given == wanted, rows
+
+
+@pytest.mark.parametrize(
+    "further", [{"share": [f"{n} %" for n in range(6)]}, {"built": [f"2020-01-{n:02}" for n in (3, 10, 17, 24, 31, 3)]}]
+)
+def test_signs_and_dates_are_left_to_whole_columns(tmp_path, monkeypatch, further):
+    for rows, given, wanted in in_two_ways(run_on(tmp_path, **further), monkeypatch, 30, 1):
+        assert given == wanted, rows
+
+
+def test_columns_of_plain_values_are_those_of_a_frame(tmp_path, monkeypatch):
+    """They take no way through Arrow's functions: the inputs are the same to the bit."""
+    reader, draw, plain, fast = Reader(run_on(tmp_path), 50), random.Random(0), Column.of_values, 0
+    monkeypatch.setattr(FewRows, "encoded", lambda *args: None)
 
     def told(rows):
         try:
             asked = reader.read(json.dumps(rows).encode(), "application/json", None)
         except Refused as error:
             return str(error), error.rows
-        return asked.source.data.test.inputs.tolist(), asked.outside, asked.notes
+        return asked.inputs.tolist(), asked.outside, asked.notes
 
-    plain = Column.of_values
-    fast = 0
     for _ in range(150):
-        rows = [{name: draw.choice(own) for name, own in values.items()} for _ in range(draw.choice((1, 1, 2, 4)))]
+        rows = [{name: draw.choice(VALUES[name]) for name in reader.columns} for _ in range(draw.choice((1, 1, 2, 4)))]
         given = told(rows)
         with monkeypatch.context() as patch:
             patch.setattr(Column, "of_values", lambda *args: None)
             assert given == told(rows), rows
         fast += isinstance(given[0], list) and all(
-            plain(Path("table"), name, [row[name] for row in rows], range(len(rows))) for name in values
+            plain(Path("table"), name, [row[name] for row in rows], range(len(rows))) for name in reader.columns
         )
     assert fast > 5
 

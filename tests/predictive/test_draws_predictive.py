@@ -228,11 +228,23 @@ def test_a_density_alone_gives_log_scores() -> None:
 
 def test_quantiles_of_many_rows_take_as_few_steps_as_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     means, scales = Key(5).normal((30, 2000), torch.float64), Key(6).uniform((30, 2000), torch.float64) + 0.05
-    calls, cdf = list[int](), torch.special.ndtr
-    monkeypatch.setattr(torch.special, "ndtr", lambda x: calls.append(1) or cdf(x))
-    found = quantiles_of_normals(means, scales, [0.025, 0.5, 0.975])
-    assert len(calls) < 20
+    mean, std = means.mean(0), (scales.square().mean(0) + means.var(0, correction=0)).sqrt()
+    calls, cdf, erfc = list[int](), torch.special.ndtr, torch.special.erfc
+    monkeypatch.setattr(torch.special, "erfc", lambda x: calls.append(1) or erfc(x))
+    found = quantiles_of_normals(means, scales, mean, std, [0.025, 0.5, 0.975])
+    assert 2 < len(calls) < 20
     for quantiles, p in zip(found, (0.025, 0.5, 0.975), strict=True):
         torch.testing.assert_close(
             cdf((quantiles - means) / scales).mean(0), torch.full_like(quantiles, p), rtol=0, atol=1e-14
         )
+
+
+def test_quantiles_of_draws_that_differ_little_take_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server takes them for each row: the draws of a posterior are mostly closer than their noise is wide."""
+    means, scales = 0.3 * Key(5).normal((50, 1), torch.float64), torch.full((50, 1), 0.9, dtype=torch.float64)
+    pred = DrawsPredictive(Gaussian(0.9), means.unsqueeze(-1))
+    calls, erfc = list[int](), torch.special.erfc
+    monkeypatch.setattr(torch.special, "erfc", lambda x: calls.append(1) or erfc(x))
+    for end, p in zip(pred.interval(0.95), (0.025, 0.975), strict=True):
+        assert abs(float(torch.special.ndtr((end - means) / scales).mean()) - p) < 1e-15
+    assert len(calls) == 2

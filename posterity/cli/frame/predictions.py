@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from posterity.cli.frame.sources import Source
     from posterity.predictive.predictive import Predictive
 
@@ -22,19 +20,19 @@ def predicted_columns(
     if classes is None:
         predictive, _, scale = source.own_units(predictive)
         shift = 0.0 if source.log_target else source.shift
-        variances = (predictive.aleatoric, predictive.epistemic)
-        moments = (
-            *(moment.double() for moment in (predictive.mean, predictive.std, *predictive.interval(level))),
-            *(variance.double().clamp_min(0.0).sqrt() for variance in variances),
-        )
         names = ("mean", "std", "lower", "upper", "aleatoric_std", "epistemic_std")
-        shifts = torch.tensor([shift, 0.0, shift, shift, 0.0, 0.0], dtype=torch.float64, device=moments[0].device)
-        values = torch.stack(moments, dim=-1) * scale + shifts
+        moments = (predictive.mean, predictive.std, *predictive.interval(level))
+        values = torch.stack((*moments, predictive.aleatoric, predictive.epistemic)).double()  # (6, N, T)
+        values[4:].clamp_min_(0.0).sqrt_()
+        values *= scale
+        values[0] += shift
+        values[2:4] += shift
         columns: dict[str, list[Any]] = {}
-        for name, value in zip(names, values.unbind(-1), strict=True):
+        for name, value in zip(names, values.mT.tolist(), strict=True):
             columns.update(by_output(name, value))
         for p in quantiles:
-            columns.update(by_output(f"q{p:g}", predictive.quantile(p).double() * scale + shift))
+            values = predictive.quantile(p).double() * scale + shift  # (N, T)
+            columns.update(by_output(f"q{p:g}", values.mT.tolist()))
         return columns
     columns = {f"p_{name}": column.tolist() for name, column in zip(classes, predictive.probs.T, strict=True)}
     columns["prediction"] = [classes[index] for index in predictive.probs.argmax(-1).tolist()]
@@ -48,10 +46,11 @@ def json_value(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def by_output(name: str, values: "Tensor") -> dict[str, list[float]]:
+def by_output(name: str, values: Sequence[list[float]]) -> dict[str, list[float]]:
     """One column for each output, numbered where there are several."""
-    several = values.shape[1] > 1
-    return {f"{name}{index}" if several else name: column for index, column in enumerate(values.T.tolist(), start=1)}
+    if len(values) == 1:
+        return {name: values[0]}
+    return {f"{name}{index}": column for index, column in enumerate(values, start=1)}
 
 
 def csv_text(columns: Mapping[str, Sequence[Any]]) -> str:

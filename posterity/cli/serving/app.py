@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -17,14 +18,15 @@ from posterity.cli.frame.folders import Run
 from posterity.cli.frame.predictions import csv_text, json_value
 from posterity.cli.serving import page
 from posterity.cli.serving.batching import Batcher, Model
-from posterity.cli.serving.guard import Access, Guard
+from posterity.cli.serving.guard import Access, Guard, Receive, Scope, Send
 from posterity.cli.serving.metrics import Metrics
-from posterity.cli.serving.rows import Asked, Reader, Refused
+from posterity.cli.serving.rows import Reader, Refused
 from posterity.errors import PosterityError
 
 PATHS = ("/", "/predict", "/health", "/ready", "/metrics", "/docs", "/openapi.json")
 KINDS = ("application/json", "text/csv")
 LEAST_HELD = 4096  # bytes that a request counts for, however short its body
+ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 LARGE = 1 << 16  # bytes from which a body is read in a thread, so that others need not wait
 
 
@@ -78,112 +80,84 @@ class Held:
             raise Refused(503, "The server holds as many requests as it may. Try again in a second.")
 
 
-def make_app(path: Path, run: Run, access: Access, limits: Limits, *, quiet: bool) -> Guard:
-    """The server of a run, as an application of ASGI."""
-    metrics, reader, model = Metrics(), Reader(run, limits.rows), Model(run)
-    room = Room(limits.held)
-    batcher, drawing, drawn = Batcher(model, limits.window), asyncio.Lock(), list[str]()
+class Predictions:
+    """The predictions of a run as an application of ASGI: FastAPI would take as long as a pass of few rows."""
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        _warm_up(model, reader)
-        yield
-        await batcher.stop()
+    def __init__(self, run: Run, limits: Limits, metrics: Metrics) -> None:
+        """Take the run, what a request may have, and the counts, to which the rows are added."""
+        self._limits, self._metrics, self._classifies = limits, metrics, run.config["classes"] is not None
+        self._model, self._reader, self._room = Model(run), Reader(run, limits.rows), Room(limits.held)
+        self._batcher = Batcher(self._model, limits.window)
+        self.columns = self._reader.columns
 
-    app = FastAPI(
-        title="posterity",
-        description=f"Predictions of {run.config['method']} fitted to {run.config['data']}.",
-        docs_url=None,
-        redoc_url=None,
-        lifespan=lifespan,
-    )
-    guard = Guard(app, access, metrics, PATHS, quiet=quiet)
+    @property
+    def passes(self) -> int:
+        """Number of forward passes."""
+        return self._batcher.passes
 
-    @app.get("/", include_in_schema=False)
-    async def root() -> Response:
-        async with drawing:  # once, by the first who asks, in a thread: it takes seconds
-            if not drawn:
-                drawn.append(await asyncio.to_thread(page.run_page, path, run, reader.columns))
-        return Response(drawn[0], media_type="text/html")
+    def warm_up(self) -> None:
+        """Let packages load what a first request needs, which takes half a second."""
+        with suppress(Refused, PosterityError):
+            asked = self._reader.read(json.dumps([dict.fromkeys(self.columns)]).encode(), KINDS[0], None)
+            self._model.answers([asked])
 
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return Response(page.docs_page(app.openapi(), reader.columns), media_type="text/html")
+    async def stop(self) -> None:
+        """Stop, when all requests have been answered."""
+        await self._batcher.stop()
 
-    @app.get("/health", summary="Whether the server is alive")
-    async def health() -> Response:
-        return _json({"status": "ok"})
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        try:
+            response = await self._answer(scope, receive)
+        except Refused as error:
+            response = _refusal(error)
+        except ClientDisconnect:
+            response = as_json({"error": "The client went away."}, 400)
+        except Exception as error:
+            await _failure(error)(scope, receive, send)
+            raise
+        await response(scope, receive, send)
 
-    @app.get("/ready", summary="Whether the server takes requests")
-    async def ready() -> Response:
-        return _json({"status": "ready"})
-
-    @app.get("/metrics", summary="Counts and times, for Prometheus")
-    async def counts() -> Response:
-        return Response(metrics.text(batcher.passes), media_type="text/plain; version=0.0.4")
-
-    @app.post("/predict", summary="Predictions of rows", openapi_extra=page.predict_schema(reader.columns))
-    async def predict(request: Request) -> Response:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    async def _answer(self, scope: Scope, receive: Receive) -> Response:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
         if kind not in KINDS:
             raise Refused(415, f"The Content-Type must be {' or '.join(KINDS)}.")
-        with Held(room) as held:
+        query, batcher = scope["query_string"], self._batcher
+        with Held(self._room) as held:
             batcher.arriving += 1
             try:
-                body = await _body(request, limits, held)
-                level = request.query_params.get("level")
+                body = await _body(receive, int(headers.get(b"content-length") or 0), self._limits, held)
+                level = QueryParams(query).get("level") if query else None
                 if len(body) < LARGE:
-                    asked = reader.read(body, kind, level)
+                    asked = self._reader.read(body, kind, level)
                 else:
-                    asked = await asyncio.to_thread(reader.read, body, kind, level)
+                    asked = await asyncio.to_thread(self._reader.read, body, kind, level)
             finally:
                 batcher.arriving -= 1
             columns = await batcher.ask(asked)
-        metrics.rows += len(asked)
-        if "text/csv" in request.headers.get("accept", ""):
+        self._metrics.rows += len(asked)
+        if b"text/csv" in headers.get(b"accept", b""):
             return Response(csv_text(columns), media_type="text/csv")
-        return _answer(asked, columns, classifies=run.config["classes"] is not None)
-
-    @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> Response:
-        document: dict[str, Any] = {"error": str(error)}
-        if error.rows:
-            document["rows"] = [{"row": index, "error": sentence} for index, sentence in error.rows]
-        return _json(document, error.status, {"Retry-After": "1"} if error.status == 503 else None)
-
-    @app.exception_handler(HTTPException)
-    async def unknown(_: Request, error: HTTPException) -> Response:
-        return _json({"error": f"{error.detail}. The paths are {', '.join(PATHS)}."}, error.status_code, error.headers)
-
-    @app.exception_handler(ClientDisconnect)
-    async def gone(_: Request, error: ClientDisconnect) -> Response:
-        return _json({"error": "The client went away."}, 400)
-
-    @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
-        sys.stderr.write(f"error: {type(error).__name__}: {error}\n")
-        return _json({"error": "The server failed, and its log says where."}, 500)
-
-    return guard
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        document: dict[str, Any] = {"predictions": rows, "notes": asked.notes}
+        return as_json(document if self._classifies else {"level": asked.level, **document})
 
 
-def _warm_up(model: Model, reader: Reader) -> None:
-    """Let packages load what a first request needs, which takes half a second."""
-    with suppress(Refused, PosterityError):
-        model.answers([reader.read(json.dumps([dict.fromkeys(reader.columns)]).encode(), KINDS[0], None)])
-
-
-async def _body(request: Request, limits: Limits, held: Held) -> bytes:
+async def _body(receive: Receive, told: int, limits: Limits, held: Held) -> bytes:
     """The body of a request; 413 where it is too large, 503 where there is no room, 408 where it does not come."""
     sentence = f"A body may have {limits.bytes:,} bytes. Send fewer rows, or start the server with --max-bytes."
-    told = int(request.headers.get("content-length") or 0)
     if told > limits.bytes:
         raise Refused(413, sentence)
     held.check(told)
-    parts, size = list[bytes](), 0
+    parts, size, more = list[bytes](), 0, True
     try:
         async with asyncio.timeout(limits.seconds):
-            async for part in request.stream():
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                part, more = message.get("body", b""), message.get("more_body", False)
                 size += len(part)
                 if size > limits.bytes:
                     raise Refused(413, sentence)
@@ -194,13 +168,88 @@ async def _body(request: Request, limits: Limits, held: Held) -> bytes:
     return b"".join(parts)
 
 
-def _answer(asked: Asked, columns: dict[str, list[Any]], *, classifies: bool) -> Response:
-    names = list(columns)
-    rows = [dict(zip(names, map(json_value, row), strict=True)) for row in zip(*columns.values(), strict=True)]
-    document: dict[str, Any] = {"predictions": rows, "notes": list(asked.notes)}
-    return _json(document if classifies else {"level": asked.level, **document})
+def make_app(path: Path, run: Run, access: Access, limits: Limits, *, quiet: bool) -> Guard:
+    """The server of a run, as an application of ASGI."""
+    metrics = Metrics()
+    predictions = Predictions(run, limits, metrics)
+    drawing, drawn = asyncio.Lock(), list[str]()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        predictions.warm_up()
+        yield
+        await predictions.stop()
+
+    app = FastAPI(
+        title="posterity",
+        description=f"Predictions of {run.config['method']} fitted to {run.config['data']}.",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+
+    @app.get("/", include_in_schema=False)
+    async def root() -> Response:
+        async with drawing:  # once, by the first who asks, in a thread: it takes seconds
+            if not drawn:
+                drawn.append(await asyncio.to_thread(page.run_page, path, run, predictions.columns))
+        return Response(drawn[0], media_type="text/html")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(page.docs_page(app.openapi(), predictions.columns), media_type="text/html")
+
+    @app.get("/health", summary="Whether the server is alive")
+    async def health() -> Response:
+        return as_json({"status": "ok"})
+
+    @app.get("/ready", summary="Whether the server takes requests")
+    async def ready() -> Response:
+        return as_json({"status": "ready"})
+
+    @app.get("/metrics", summary="Counts and times, for Prometheus")
+    async def counts() -> Response:
+        return Response(metrics.text(predictions.passes), media_type="text/plain; version=0.0.4")
+
+    @app.post("/predict", summary="Predictions of rows", openapi_extra=page.predict_schema(predictions.columns))
+    async def predict() -> None:
+        pass  # it stands in the documentation: the guard hands these requests to `Predictions`
+
+    @app.exception_handler(HTTPException)
+    async def unknown(_: Request, error: HTTPException) -> Response:
+        return as_json(
+            {"error": f"{error.detail}. The paths are {', '.join(PATHS)}."}, error.status_code, error.headers
+        )
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> Response:
+        return _failure(error)
+
+    return Guard({("POST", "/predict"): predictions}, app, access, metrics, PATHS, quiet=quiet)
 
 
-def _json(document: Any, status: int = 200, headers: Any = None) -> Response:
-    text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def _refusal(error: Refused) -> Response:
+    document: dict[str, Any] = {"error": str(error)}
+    if error.rows:
+        document["rows"] = [{"row": index, "error": sentence} for index, sentence in error.rows]
+    return as_json(document, error.status, {"Retry-After": "1"} if error.status == 503 else None)
+
+
+def _failure(error: Exception) -> Response:
+    sys.stderr.write(f"error: {type(error).__name__}: {error}\n")
+    return as_json({"error": "The server failed, and its log says where."}, 500)
+
+
+def as_json(document: Any, status: int = 200, headers: Any = None) -> Response:
+    """An answer of JSON, null in place of numbers that it does not have."""
+    try:
+        text = ENCODER.encode(document)
+    except ValueError:  # a number that JSON does not have
+        text = ENCODER.encode(_without_infinite(document))
     return Response(text.encode("utf-8", "replace"), status, headers, "application/json")
+
+
+def _without_infinite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_infinite(each) for name, each in value.items()}
+    return [_without_infinite(each) for each in value] if isinstance(value, (list, tuple)) else json_value(value)

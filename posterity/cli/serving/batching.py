@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -9,7 +10,9 @@ import torch
 
 from posterity.cli.frame.folders import Run
 from posterity.cli.frame.predictions import predicted_columns
+from posterity.cli.frame.sources import Source
 from posterity.cli.serving.rows import Asked
+from posterity.datasets import DataSet, LabelledData
 from posterity.posteriors import Posterior
 from posterity.posteriors.standalone import PredictiveModule
 from posterity.predictive import Predictive
@@ -18,7 +21,10 @@ MOST_ROWS = 8192
 """Rows of one pass; a single request may have more."""
 FEW_ROWS = 64
 BRIEF = 0.005
-"""Seconds of CPU: a pass of few rows that takes less is made in the event loop, since a thread would cost as much."""
+"""Seconds: a pass of few rows that takes less is made in the event loop, since a thread would cost as much.
+
+They are of CPU in the thread, of which others take a part, and of the clock in the event loop, which tells them sooner.
+"""
 
 
 class Waiting(NamedTuple):
@@ -34,6 +40,8 @@ class Model:
     def __init__(self, run: Run) -> None:
         """Take the run."""
         self.run = run
+        nothing = LabelledData(torch.zeros(0, 1), torch.zeros(0, 1))
+        self._units = Source(DataSet("rows", run.config["task"], nothing, nothing), preprocessing=run.preprocessing)
         self._module: PredictiveModule | None = None
         if isinstance(run.posterior, Posterior) and run.posterior.by_draws:
             self._module = run.posterior.predictor()
@@ -49,10 +57,11 @@ class Model:
     @torch.inference_mode()
     def answers(self, requests: list[Asked]) -> list[dict[str, list[Any]]]:
         """The predictions of several requests, by column, from one pass."""
-        predictive = self.predict(torch.cat([asked.source.data.test.inputs for asked in requests]))
+        inputs = [asked.inputs for asked in requests]
+        predictive = self.predict(inputs[0] if len(inputs) == 1 else torch.cat(inputs))
         classes = self.run.config["classes"]
         by_level = {
-            level: predicted_columns(requests[0].source, classes, predictive, level, ())
+            level: predicted_columns(self._units, classes, predictive, level, ())
             for level in {asked.level for asked in requests}
         }
         results, low = [], 0
@@ -91,7 +100,7 @@ class Batcher:
         """Return the predictions of a request, at once where a brief pass can begin now and no other is on its way."""
         if self._brief and not (self.arriving or self._waiting) and len(asked) <= FEW_ROWS:
             self.passes += 1
-            return self._timed([asked])[0]
+            return self._timed(time.perf_counter, [asked])[0]
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         waiting = Waiting(asked, asyncio.get_running_loop().create_future())
@@ -131,9 +140,11 @@ class Batcher:
         asked = [each.asked for each in group]
         try:
             if self._brief and sum(map(len, asked)) <= FEW_ROWS:
-                results = self._timed(asked)
+                results = self._timed(time.perf_counter, asked)
             else:
-                results = await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, asked)
+                results = await asyncio.get_running_loop().run_in_executor(
+                    self._thread, self._timed, time.thread_time, asked
+                )
         except Exception as error:
             if len(group) > 1:
                 for each in group:
@@ -145,10 +156,10 @@ class Batcher:
             if not each.answer.done():
                 each.answer.set_result(result)
 
-    def _timed(self, asked: list[Asked]) -> list[dict[str, list[Any]]]:
+    def _timed(self, clock: Callable[[], float], asked: list[Asked]) -> list[dict[str, list[Any]]]:
         """The predictions of several requests; notes whether passes of few rows are brief."""
-        begin = time.thread_time()
+        begin = clock()
         results = self._model.answers(asked)
         if sum(map(len, asked)) <= FEW_ROWS:
-            self._brief = time.thread_time() - begin < BRIEF
+            self._brief = clock() - begin < BRIEF
         return results

@@ -7,8 +7,9 @@ import secrets
 import sys
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -57,7 +58,7 @@ class Access:
         name = _name(host)
         if name is None:
             return False
-        if name in map(str.lower, self.hosts):
+        if name in self.hosts or name in map(str.lower, self.hosts):
             return True
         try:  # an address is no name that others could point at it; the loopback alone has a closed list
             return self.token is not None and bool(ipaddress.ip_address(name))
@@ -80,6 +81,7 @@ class Access:
         return hmac.compare_digest(value.strip(), (self.token or "").encode())
 
 
+@lru_cache(maxsize=64)
 def _name(host: str) -> str | None:
     """The name in a Host header, without the port; None where it is none."""
     try:
@@ -94,9 +96,25 @@ def _name(host: str) -> str | None:
 class Guard:
     """The outermost layer of the server."""
 
-    def __init__(self, app: App, access: Access, metrics: Metrics, paths: Collection[str], *, quiet: bool) -> None:
-        """Take the routes, who may ask, and the paths that metrics know."""
-        self._app, self._access, self._metrics, self._paths, self._quiet = app, access, metrics, paths, quiet
+    def __init__(
+        self,
+        direct: Mapping[tuple[str, str], App],
+        app: App,
+        access: Access,
+        metrics: Metrics,
+        paths: Collection[str],
+        *,
+        quiet: bool,
+    ) -> None:
+        """Take the applications for a method and a path, that for all others, who may ask, and what metrics know."""
+        self._direct, self._app, self._access, self._metrics, self._paths, self._quiet = (
+            direct,
+            app,
+            access,
+            metrics,
+            paths,
+            quiet,
+        )
         self.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,7 +141,7 @@ class Guard:
             if refusal is None and self.draining and path != "/health":
                 refusal = 503, "The server is stopping and takes no new requests."
             if refusal is None:
-                await self._app(scope, receive, answer)
+                await self._direct.get((scope["method"], path), self._app)(scope, receive, answer)
             else:
                 await _refuse(answer, *refusal)
         finally:

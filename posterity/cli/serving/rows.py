@@ -13,6 +13,7 @@ from posterity.cli.frame.folders import Run
 from posterity.cli.frame.options import LEVEL, ReadingOptions
 from posterity.cli.frame.outside import outside
 from posterity.cli.frame.sources import Source, num_inputs, source_of_table
+from posterity.cli.serving.few import FewRows
 from posterity.datasets import DataSet, LabelledData, Table, as_table, read_table
 from posterity.datasets.columns import Column
 from posterity.errors import BadData, PosterityError, shown
@@ -34,15 +35,15 @@ class Refused(Exception):
 
 
 class Asked(NamedTuple):
-    """The encoded rows of a request, the level of its intervals, and what was noted of the rows."""
+    """The encoded rows (N, D) of a request, what is outside and was noted of them, and the level of their intervals."""
 
-    source: Source
-    level: float
+    inputs: torch.Tensor
     outside: list[str] | None
     notes: tuple[str, ...]
+    level: float
 
     def __len__(self) -> int:
-        return len(self.source.data.test)
+        return self.inputs.shape[0]
 
 
 class Reader:
@@ -54,25 +55,29 @@ class Reader:
         fitted = run.preprocessing
         columns = [column.name for column in fitted.inputs] if fitted is not None else []
         self.columns = list(dict.fromkeys(columns)) or [f"x{i}" for i in range(1, num_inputs(run.config) + 1)]
+        self._few = FewRows(run, self.columns)
 
     def read(self, body: bytes, kind: str, level: str | None) -> Asked:
         """Read a body of this content type; `level` comes from the address."""
         wanted: Any = None if level is None else _number(level) or level
         if kind == "text/csv":
-            source = self._from_text(body)
+            encoded = self._judged(self._from_text(body))
         else:
             columns, own = self._json(body)
-            source = self._from_columns(columns)
             wanted = own if wanted is None else wanted
+            encoded = self._few.encoded(columns) or self._judged(self._from_columns(columns))
         wanted = LEVEL if wanted is None else wanted
         if isinstance(wanted, bool) or not isinstance(wanted, (int, float)) or not 0 < wanted < 1:
             raise Refused(422, f"level must be a number between 0 and 1. Got {shown(wanted)}.")
-        return Asked(source, float(wanted), outside(self._run.reach, source), source.notes)
+        return Asked(*encoded, float(wanted))
+
+    def _judged(self, source: Source) -> tuple[torch.Tensor, list[str] | None, tuple[str, ...]]:
+        return source.data.test.inputs, outside(self._run.reach, source), source.notes
 
     def _json(self, body: bytes) -> tuple[dict[str, list[Any]], Any]:
         """The columns of a JSON body, and the level it asks for."""
         try:
-            document = json.loads(body.decode(), parse_constant=_refuse_constant)
+            document = _DECODER.decode(body.decode())
         except (ValueError, RecursionError) as error:
             reason = str(error) if isinstance(error, (json.JSONDecodeError, _Constant)) else "it cannot be decoded"
             raise Refused(422, f"The body must be JSON in UTF-8: {reason[:200]}.") from None
@@ -213,6 +218,9 @@ class _Constant(ValueError):
 
 def _refuse_constant(word: str) -> NoReturn:
     raise _Constant(f"{word} is no number there; give null where a value is missing")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _is_plain(name: str, value: Any) -> bool:

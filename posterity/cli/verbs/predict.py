@@ -134,7 +134,7 @@ def _conformal(run: Path, opened: "Run", source: "Source", level: float) -> dict
     if isinstance(conformal, ConformalIntervals):
         ends = conformal.interval(predictives, level)
         lower, upper = (end.exp() for end in ends) if source.log_target else ends
-        return {**by_output("conformal_lower", lower), **by_output("conformal_upper", upper)}
+        return {**by_output("conformal_lower", lower.mT.tolist()), **by_output("conformal_upper", upper.mT.tolist())}
     assert isinstance(conformal, ConformalSets)
     names: Sequence[str] = opened.config["classes"]
     sets = conformal.sets(predictives, level).tolist()
