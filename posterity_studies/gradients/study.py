@@ -41,9 +41,11 @@ class Study:
 
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
     """Run the study; the seed fixes everything random."""
-    report("computing: one weight, a small network before and after training")
     seed = settings.seed
-    return Study(seed, tuple(example.example(seed)), tuple(network.network(seed)))
+    report("one weight")
+    one = tuple(example.example(seed))
+    report("a small network before and after training")
+    return Study(seed, one, tuple(network.network(seed)))
 
 
 def show(out: Any, study: Study) -> None:
