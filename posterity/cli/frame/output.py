@@ -51,10 +51,16 @@ _ANY = 10_000  # columns
 
 
 class Terminal(Console):
-    """A console whose tables have lines longer than the terminal's rather than numbers cut short."""
+    """A console whose tables have lines longer than the terminal's rather than numbers cut short.
+
+    `soft_wrap` keeps a line of a file or a pipe whole; on a terminal, which would cut it within a word, it goes on
+    below.
+    """
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print, with room for the longest words of tables."""
+        if self.is_terminal:
+            options.pop("soft_wrap", None)
         own, wide = self.width, self.options.update(width=_ANY)
         tables = [item for item in objects if isinstance(item, Table)]
         for column in (column for each in tables for column in each.columns if column.no_wrap):
