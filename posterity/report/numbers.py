@@ -18,6 +18,16 @@ def number(value: float | None, digits: int = 4) -> str:
     return _rounded(value, max(0, digits - 1 - _power(value)))
 
 
+def short(value: float, digits: int = 4) -> str:
+    """A number without zeros at the end.
+
+    >>> short(1.0), short(66612.3), short(0.2146)
+    ('1', '66,612', '0.2146')
+    """
+    text = number(value, digits)
+    return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
+
+
 def with_ends(value: float | None, ends: list[float] | None) -> tuple[str, str]:
     """A number and "lower to upper", in the digits that its interval supports: two of half its width.
 
