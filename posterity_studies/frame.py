@@ -6,8 +6,8 @@ A study is a package in this folder, found by its name:
 - `settings.Settings` is a dataclass of options. Without this file the seed is the only one.
 - `study.run(settings, folder, report)` computes the study and gives an object with `document()`, its numbers as JSON;
   `report` is told lines about the progress.
-- `study.PARTS`, if there is one, has the seconds of the parts of `run` on some machine, and of the figures: the bar
-  with the remaining time goes by them. `run` reports each part as it begins. Other studies show bars of their own.
+- `study.PARTS`, if there is one, has the seconds of the parts of `run` on some machine, which reports each as it
+  begins, and those of the figures: the bar with the remaining time goes by them. Other studies show bars of their own.
 - `study.show(console, study)` prints tables of it, `figures.draw(study, folder)` draws it and names the files.
 - `study.read(settings)`, if there is one, reads the data and raises ValueError at settings that do not suit them; `run`
   takes what it gives as a fourth argument.
@@ -135,7 +135,8 @@ def study_page(name: str, folder: Path, document: dict[str, Any], printed: str) 
         content = figure(Picture(file.name, png, f"{file.stem.replace('_', ' ')}, a figure of the study", file.name))
         named = paragraph(f"{file.name} lies beside this page, which has no room for it.")
         pictures.append(content if left > 0 else named)
-    about = {"Made": document["date"], "Machine": f"{document['machine']['cpu']}, {document['machine']['cores']} cores"}
+    made = f"{document['date'][:16].replace('T', ' ')} UTC"
+    about = {"Made": made, "Machine": f"{document['machine']['cpu']}, {document['machine']['cores']} cores"}
     about |= {"With": ", ".join(f"{package} {version}" for package, version in document["versions"].items())}
     parts = [
         f"<h1>{escape(name.replace('_', ' ').capitalize())}</h1>",

@@ -20,13 +20,13 @@ function make(name, attributes = {}, ...children) {
   return element;
 }
 
-/** A number for people: thousands marks, and so many significant digits. */
-function number(value, digits = 4) {
+/** A number for people: thousands marks, and so many significant digits, `least` of them even where they are 0. */
+function number(value, digits = 4, least = 1) {
   if (value === null || value === undefined || Number.isNaN(value)) return "-";
   if (!Number.isFinite(value)) return value > 0 ? "infinite" : "-infinite";
   const size = Math.abs(value);
   if (size !== 0 && (size >= 1e9 || size < 1e-4)) return value.toExponential(digits - 2).replace("e+", "e");
-  const options = size >= 10 ** digits ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: digits };
+  const options = size >= 10 ** digits ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: digits, minimumSignificantDigits: least };
   return value.toLocaleString("en-US", options);
 }
 
@@ -162,7 +162,7 @@ function drawAxes(svg, spec, x, y, box) {
   axes.append(make("line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, class: "edge" }));
   const middle = (box.left + box.right) / 2;
   axes.append(make("text", { x: middle, y: box.bottom + 36, "text-anchor": "middle", class: "name" }, spec.x.label || ""));
-  if (spec.y.label) axes.append(make("text", { x: 2, y: box.top - 9, "text-anchor": "start", class: "name" }, spec.y.label));
+  if (spec.y.label) axes.append(make("text", { x: 2, y: box.top - 14, "text-anchor": "start", class: "name" }, spec.y.label));
   if (spec.diagonal) {
     const low = Math.max(box.x[0], box.y[0]), high = Math.min(box.x[1], box.y[1]);
     if (low < high) axes.append(make("line", { x1: x(low), x2: x(high), y1: y(low), y2: y(high), class: "rule" }));
@@ -193,7 +193,7 @@ function chart(element, spec) {
     width = Math.max(220, frame.clientWidth || 320);
     const x = span(spec.x, "x", spec.series), y = span(spec.y, "y", spec.series);
     const room = Math.max(1, ...ticks(y, spec.y, 6).map(tick => tickLabel(tick, spec.y).length));
-    const [left, right, top] = [Math.min(0.45 * width, 12 + LETTER * room), width - 14, spec.y.label ? 26 : 10];
+    const [left, right, top] = [Math.min(0.45 * width, 12 + LETTER * room), width - 14, spec.y.label ? 30 : 10];
     const height = spec.square ? top + right - left + 42 // equal lengths of both axes
       : spec.y.names ? 60 + 24 * spec.y.names.length : Math.min(300, Math.max(200, 0.55 * width));
     const box = { left, right, top, bottom: height - 42, width, x, y };

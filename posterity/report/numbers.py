@@ -47,6 +47,17 @@ def with_ends(value: float | None, ends: list[float] | None) -> tuple[str, str]:
     return _rounded(value, decimals), f"{lower} to {upper}"
 
 
+def with_error(value: float, error: float) -> str:
+    """A number with its standard error, both to the first digit of the error.
+
+    >>> with_error(160.8, 11.2), with_error(1.39e8, 2.1e6), with_error(0.00754, 2.2e-5)
+    ('160 ± 10', '139,000,000 ± 2,000,000', '0.00754 ± 0.00002')
+    """
+    if not (error > 0 and math.isfinite(value) and math.isfinite(error)):
+        return f"{number(value)} ± {number(error)}"
+    return " ± ".join(_rounded(each, -_power(error)) for each in (value, error))
+
+
 def share(value: float) -> str:
     """A share as a percentage.
 

@@ -121,6 +121,9 @@ class Study:
         }
 
 
+PARTS = (9.0, 2.3, 0.7, 1.3, 1.4)
+
+
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
     """Run the study; the seed fixes everything random."""
     seed = settings.seed

@@ -207,6 +207,9 @@ class Study:
         }
 
 
+PARTS = (2.9, 19.4, 10.1, 3.9)
+
+
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
     """Run the study; the seed fixes everything random."""
     chains, length, seed = settings.chains, settings.draws, settings.seed
