@@ -287,17 +287,18 @@ def _rich_bar(*further: Any, in_seconds: bool = False) -> Any:
     from rich.text import Text
 
     class TimeLeft(ProgressColumn):
-        """The time left, as the last news had it, less what has gone by since; before there is any, the time so far."""
+        """The time left, as the last news had it, less what has gone by since; without news the time so far."""
 
         news: tuple[float, float, float] = (-1.0, 0.0, 0.0)  # completed, when, and the time left then
 
         def render(self, task: Task) -> Text:
             now, left = task.get_time(), task.time_remaining
-            if left is None and not in_seconds:
-                return Text(_clock(task.elapsed or 0.0), "dim")
-            if task.completed != self.news[0]:
-                self.news = task.completed, now, task.remaining or 0.0 if left is None else left
-            return Text(f"{_clock(max(0.0, self.news[2] - (now - self.news[1])))} left", "dim")
+            if left is None and in_seconds:
+                left = task.remaining
+            if left is not None and task.completed != self.news[0]:
+                self.news = task.completed, now, left
+            left = self.news[2] - (now - self.news[1])
+            return Text(f"{_clock(left)} left" if left > 0 else f"{_clock(task.elapsed or 0.0)} so far", "dim")
 
     return Progress(
         TextColumn("{task.description}"),

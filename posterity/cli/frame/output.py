@@ -76,12 +76,26 @@ class Terminal(Console):
             self.width = own
 
 
+class _AboveBar:
+    """A stream that a bar has replaced by its own, which rich would write past: lines go above the bar."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Take the stream."""
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        """All but the stream below."""
+        if name == "rich_proxied_file":
+            raise AttributeError(name)
+        return getattr(self._stream, name)
+
+
 _SPELT = {"±": "+-", "…": "..."}
 
 
 def console(*, stderr: bool = False) -> Console:
     """A rich console on standard output or error, without any escape codes when NO_COLOR is set."""
-    file = sys.stderr if stderr else sys.stdout
+    file: Any = _AboveBar(sys.stderr) if stderr else sys.stdout
     plain = bool(os.environ.get("NO_COLOR"))
     return Terminal(file=file, highlight=False, color_system=None if plain else "auto")
 
