@@ -244,3 +244,8 @@ def test_lines_go_above_a_bar(capsys, monkeypatch):
         shown.advance()
     err = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
     assert "one is done" in [line.strip() for line in re.split(r"[\r\n]+", err)]
+
+
+def test_help_breaks_lines_where_the_terminal_does(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert " and ends with the same bits; auto starts again. " in run("fit", "--help").out
