@@ -49,7 +49,7 @@ class Doctests(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **others: object) -> None:
         """Rewrite the docstring of an object once."""
         if obj.docstring is not None:
-            obj.docstring.value = "\n".join(fenced(obj.docstring.value.splitlines()))
+            obj.docstring.value = plain("\n".join(fenced(obj.docstring.value.splitlines())))
 
 
 def fenced(lines: list[str]) -> Iterator[str]:
@@ -63,6 +63,15 @@ def fenced(lines: list[str]) -> Iterator[str]:
         yield line
     if inside:
         yield "```"
+
+
+def plain(text: str) -> str:
+    """Return the prose of a docstring whose formulas Markdown shows as they are; bold words and code stay."""
+    parts = re.split(r"(^```.*?^```$|`[^`]*`)", text, flags=re.MULTILINE | re.DOTALL)
+    for index in range(0, len(parts), 2):
+        parts[index] = re.sub(r"(?<=\w)\*\*(?=\w)|(?<!\*)\*(?!\*)", lambda sign: "\\*" * len(sign[0]), parts[index])
+        parts[index] = parts[index].replace("<", "&lt;")
+    return "".join(parts)
 
 
 def site_path(path: str) -> str | None:
@@ -101,7 +110,7 @@ def relinked(text: str, source: str, page: str) -> str:
         return f"{sign}[{inner}]({posixpath.relpath(place, posixpath.dirname(page) or '.')}{mark}{part})"
 
     parts = re.split(r"(^```.*?^```)", text, flags=re.MULTILINE | re.DOTALL)  # code stays
-    return "".join(part if part.startswith("```") else LINK.sub(link, part) for part in parts)
+    return "".join(part if part.startswith("```") else LINK.sub(link, part).replace("\\<", "&lt;") for part in parts)
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -166,20 +175,20 @@ def short(package: ModuleType) -> str:
 
 def package_line(package: ModuleType) -> str:
     """Return the line of a package in the list of packages."""
-    prose = (package.__doc__ or "").strip().splitlines()[0]
+    prose = plain((package.__doc__ or "").strip().splitlines()[0])
     return f"- [{package.__name__}]({short(package)}.md): {prose}"
 
 
 def package_page(package: ModuleType) -> str:
     """Return the page of a package: its docstring, and all of its names."""
-    prose = "\n".join(fenced((package.__doc__ or "").strip().splitlines()))
+    prose = plain("\n".join(fenced((package.__doc__ or "").strip().splitlines())))
     parts = [f"# {package.__name__}", prose]
     for name in sorted(REFERENCE["exported"](package), key=str.lower):
         path, home = canonical(package, name)
         if package is methods and name in method_names():
-            parts.append(f"## [{name}](../methods/{name}.md)\n\n{REFERENCE['first_line'](package, name)}")
+            parts.append(f"## [{name}](../methods/{name}.md)\n\n{first_line(package, name)}")
         elif package is posterity and home is not None:
-            parts.append(f"## [{name}]({short(home)}.md#{path})\n\n{REFERENCE['first_line'](package, name)}")
+            parts.append(f"## [{name}]({short(home)}.md#{path})\n\n{first_line(package, name)}")
         else:
             parts.append(f"::: {path}")
     return "\n\n".join(parts) + "\n"
@@ -211,13 +220,13 @@ def method_list() -> str:
         "# Methods\n\nEach on the same 40 rows, with the same noise and the same prior: the mean, 95 % of the targets, "
         "and the part of that which comes from the weights. `python docs/make_pictures.py` draws them.\n"
     )
-    lines = [f"## [{name}]({name}.md)\n\n{methods_first_line(name)}\n\n{picture(name)}\n" for name in method_names()]
+    lines = [f"## [{name}]({name}.md)\n\n{first_line(methods, name)}\n\n{picture(name)}\n" for name in method_names()]
     return "\n".join([head, *lines])
 
 
-def methods_first_line(name: str) -> str:
-    """Return the first line of a method's docstring."""
-    return str(REFERENCE["first_line"](methods, name))
+def first_line(package: ModuleType, name: str) -> str:
+    """Return the first line of the docstring of a name."""
+    return plain(REFERENCE["first_line"](package, name))
 
 
 def picture(name: str) -> str:

@@ -6,6 +6,8 @@ A study is a package in this folder, found by its name:
 - `settings.Settings` is a dataclass of options. Without this file the seed is the only one.
 - `study.run(settings, folder, report)` computes the study and gives an object with `document()`, its numbers as JSON;
   `report` is told lines about the progress.
+- `study.PARTS`, if there is one, has the seconds of the parts of `run` on some machine, which reports each as it
+  begins, and those of the figures: the bar with the remaining time goes by them. Other studies show bars of their own.
 - `study.show(console, study)` prints tables of it, `figures.draw(study, folder)` draws it and names the files.
 - `study.read(settings)`, if there is one, reads the data and raises ValueError at settings that do not suit them; `run`
   takes what it gives as a fourth argument.
@@ -14,12 +16,14 @@ A study is a package in this folder, found by its name:
 import io
 import json
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from html import escape
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +87,14 @@ def run_study(name: str, settings: Any, output: Output) -> None:
         study = import_module(f"posterity_studies.{name}.study")
         data = (study.read(settings),) if hasattr(study, "read") else ()
     figures = import_module(f"posterity_studies.{name}.figures")
-    with one_thread():
-        result = study.run(settings, folder, report, *data)
-        report(f"drawing into {folder}")
+    with one_thread(), progress(name, getattr(study, "PARTS", ()), quiet=output.quiet) as begins:
+
+        def part(line: str) -> None:
+            begins()
+            report(line)
+
+        result = study.run(settings, folder, part, *data)
+        part(f"drawing into {folder}")
         drawn = figures.draw(result, folder)
         numbers = result.document()
     document = write_results(name, folder, list(words(settings)), drawn, numbers)
@@ -98,6 +107,19 @@ def run_study(name: str, settings: Any, output: Output) -> None:
     out = console()
     study.show(out, result)
     notes(out, [f"figures, report.html and results.json: {folder}"])
+
+
+@contextmanager
+def progress(name: str, parts: Sequence[float], *, quiet: bool) -> Iterator[Callable[[], None]]:
+    """Show a bar of parts that take so many seconds; calling what it gives says that the next one begins."""
+    from posterity.inference.callbacks import bar
+
+    if not parts and not quiet:
+        yield lambda: None
+        return
+    ends = accumulate(parts, initial=0.0)
+    with bar(name, sum(parts), wanted=False if quiet else None, in_seconds=True) as shown:
+        yield lambda: shown.reach(next(ends, sum(parts)))
 
 
 def study_page(name: str, folder: Path, document: dict[str, Any], printed: str) -> str:
@@ -113,7 +135,8 @@ def study_page(name: str, folder: Path, document: dict[str, Any], printed: str) 
         content = figure(Picture(file.name, png, f"{file.stem.replace('_', ' ')}, a figure of the study", file.name))
         named = paragraph(f"{file.name} lies beside this page, which has no room for it.")
         pictures.append(content if left > 0 else named)
-    about = {"Made": document["date"], "Machine": f"{document['machine']['cpu']}, {document['machine']['cores']} cores"}
+    made = f"{document['date'][:16].replace('T', ' ')} UTC"
+    about = {"Made": made, "Machine": f"{document['machine']['cpu']}, {document['machine']['cores']} cores"}
     about |= {"With": ", ".join(f"{package} {version}" for package, version in document["versions"].items())}
     parts = [
         f"<h1>{escape(name.replace('_', ' ').capitalize())}</h1>",

@@ -29,6 +29,7 @@ from posterity.estimators.gaussian_process import Moments
 from posterity.estimators.trials import Trials, failed, finals, tried
 from posterity.evidence.stacking import stacked
 from posterity.inference import Executor, Sequential
+from posterity.inference.callbacks import bar
 from posterity.inference.folds import folds as folds_of
 from posterity.numerics.random import Key
 from posterity.predictive import NormalsPredictive, Predictive, mixed
@@ -39,6 +40,7 @@ from posterity.storage.schema import check_fields, hints, reading
 FEWEST = 20  # rows for which candidates are compared; fewer get the linear model
 GUARD = 0.25  # standard errors by which the squared error of the mean may lie above the least
 PSEUDO_ROWS = 1.0  # for each candidate, in the stacking of classes
+REST = 5.0  # seconds of all but the trials, on some machine: for the bar alone
 RUNAWAY = 4.0  # times the budget, after which no further candidate is tried
 
 
@@ -165,6 +167,7 @@ def fit_automatic(
     seed: int = 0,
     device: torch.device | str | None = None,
     executor: Executor | None = None,
+    progress: bool | None = None,
 ) -> Stacked:
     """Fit the candidates that a budget buys, and stack them by their held-out log density.
 
@@ -176,6 +179,7 @@ def fit_automatic(
       depends on rows, columns and budget alone, so that the same seed gives the same result. The clock only stops a
       runaway: after four times the budget no further candidate is tried, and the sentence says so.
     - `executor`: where the candidates are fitted, each of them a piece of work; None: in turn. No number depends on it.
+    - `progress`: whether to show a bar on standard error; None: if that is a terminal.
 
     The candidates are a linear model, smooth and rough Gaussian processes, one of a warped target where it is skewed,
     one of few selected columns where there are more than 64, and an ensemble of networks, whose members are the fits to
@@ -202,10 +206,12 @@ def fit_automatic(
     executor = executor or Sequential()
     parts = folds_of(count, plan.folds, labels=labels, seed=seed, **chosen)
     candidates = _candidates(rows, plan, mean, scale)
-    trials = tried(rows, candidates, parts, plan, key, begin + RUNAWAY * seconds, executor)
-    if rows.classes:
-        return _classes(rows, trials, executor)
-    return _regression(rows, trials, sum(math.log(s) for s in scale), executor)
+    whole = sum(candidate.seconds for candidate in candidates) + REST
+    with bar("auto", whole, wanted=progress, in_seconds=True) as shown:
+        trials = tried(rows, candidates, parts, plan, key, begin + RUNAWAY * seconds, executor, shown)
+        if rows.classes:
+            return _classes(rows, trials, executor)
+        return _regression(rows, trials, sum(math.log(s) for s in scale), executor)
 
 
 def _rows(

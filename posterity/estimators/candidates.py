@@ -25,6 +25,7 @@ from posterity.estimators.gaussian_process import (
     selected_columns,
 )
 from posterity.inference import infer
+from posterity.inference.callbacks import tracked
 from posterity.inference.folds import Fold
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.likelihoods.likelihood import Likelihood
@@ -247,6 +248,7 @@ class Candidate(ABC):
     """A way to fit rows, its name in the sentence."""
 
     name: ClassVar[str]
+    seconds = 5.0  # of its fits to all folds on some machine: for the bar alone
 
     @abstractmethod
     def fits(self, rows: TableRows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
@@ -258,6 +260,7 @@ class Linear(Candidate):
     """A linear model with the scales of prior and noise of largest evidence of all rows, the scored ones too."""
 
     name = "linear model"
+    seconds = 1.0
 
     def fits(self, rows: TableRows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
         joint = scaled(rows, (), key)
@@ -280,15 +283,16 @@ class Networks(Candidate):
     """
 
     name = "networks"
+    seconds = 20.0
 
     def fits(self, rows: TableRows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
         joint = scaled(rows, plan.hidden, key)
         method = Ensemble(
             MAP(plan.steps, min(plan.batch_size, len(rows.inputs) // 2), Adam(0.01), Cosine()), plan.members
         )
-
         fit = partial(_ensemble, method, joint, key)
-        posteriors = [fit(rows.on(fold.train), number) for number, fold in enumerate(folds)]
+        shown = enumerate(tracked(folds, self.name, self.seconds))
+        posteriors = [fit(rows.on(fold.train), number) for number, fold in shown]
         left = torch.ones_like(rows.weights, dtype=torch.bool)
         for fold in folds:
             left[fold.train] = False
@@ -352,7 +356,7 @@ class Processes(Candidate):
         trains = [fold.train[kept[fold.train]] for fold in folds]
         everything = torch.ones_like(kept).nonzero().squeeze(1)
         if plan.settled_by_fold or self.selected:
-            return [settled(train) for train in trains], partial(_kept, partial(settled, everything), kept)
+            return [*map(settled, tracked(trains, self.name, self.seconds))], partial(settled, everything, kept)
         whole = settled(everything)
         return [whole.on(train) for train in trains], partial(whole.on, kept)
 
@@ -365,16 +369,14 @@ class Processes(Candidate):
         effort: tuple[int, int],
         key: Key,
         part: Tensor,
+        kept: Tensor | None = None,
     ) -> Process:
-        """The process of these rows, which choose its hyper-parameters, and its columns if these are selected."""
+        """The process of these rows, or of those kept, which choose its hyper-parameters, and columns if selected."""
         inputs, own, weights = rows.inputs[part], targets[part], rows.weights[part]
         basis = selected_columns(inputs, own, weights) if self.selected else components
         process = kind.of(self.rough, projected(inputs, basis), own, weights)
-        return Process(process.settled(*effort, key.fold(EVIDENCE)), self.warp, basis)
-
-
-def _kept(settled: Callable[[], Process], kept: Tensor) -> Process:
-    return settled().on(kept)
+        settled = Process(process.settled(*effort, key.fold(EVIDENCE)), self.warp, basis)
+        return settled if kept is None else settled.on(kept)
 
 
 def network(inputs: int, hidden: Sequence[int], outputs: int, key: Key | None = None) -> nn.Module:

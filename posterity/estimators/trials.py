@@ -13,6 +13,7 @@ from posterity.errors import PosterityError
 from posterity.estimators.candidates import EVIDENCE, Candidate, Fitted, Plan, TableRows
 from posterity.estimators.gaussian_process import Moments, random_rows
 from posterity.inference import Executor
+from posterity.inference.callbacks import Bar
 from posterity.inference.folds import Fold
 from posterity.numerics.random import Key
 
@@ -41,10 +42,11 @@ def tried(
     key: Key,
     end: float,
     executor: Executor,
+    shown: Bar,
 ) -> Trials:
     """Fit all candidates to all folds, and predict the scored rows of each.
 
-    From the second on they do not begin after the time `end`.
+    From the second on they do not begin after the time `end`. `shown` is moved by the seconds of each candidate.
     """
     device, tests = rows.inputs.device, list[Tensor]()
     used = torch.zeros(len(rows.inputs), dtype=torch.bool, device="cpu")
@@ -62,7 +64,10 @@ def tried(
         candidate.name: partial(_trial, candidate, rows, moved, tests, plan, key, end if number else math.inf)
         for number, candidate in enumerate(candidates)
     }
-    answers = dict(executor.each(work))
+    answers, spent = {}, {candidate.name: candidate.seconds for candidate in candidates}
+    for name, answer in executor.each(work):
+        answers[name] = answer
+        shown.advance(spent[name])
     for candidate in candidates:  # in their order, whichever was ready first
         match answers[candidate.name]:
             case Trial(outputs, final, seconds):

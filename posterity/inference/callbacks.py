@@ -3,15 +3,20 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import Any
+from multiprocessing import parent_process
+from typing import Any, TypeVar
 
 from posterity.errors import positive_whole, shown
 from posterity.inference.run import Run
 from posterity.processes import writes
 from posterity.storage import clone
+
+T = TypeVar("T")
+
+MOST = 0.8  # of a thing under way that the first bar inside stands for, as more may follow
 
 
 class Callback:
@@ -141,13 +146,20 @@ class EarlyStopping(Callback):
 
 
 class ProgressBar(Callback):
-    """Shows a bar on standard error with the loss and the remaining time, ten times a second. Needs `rich`."""
+    """Shows a bar on standard error with the loss and the remaining time, ten times a second. Needs `rich`.
+
+    Where a bar is open already, as one of many fits, it moves that one.
+    """
 
     def __init__(self) -> None:
         self._progress: Any = None
+        self._inside: Bar | None = None
         self._shown = 0.0
 
     def start(self, run: Run) -> None:
+        if _open:
+            self._inside = _open[-1].within(run.steps, run.step)
+            return
         from rich.progress import TextColumn
 
         self._progress = _rich_bar(TextColumn("{task.fields[loss]}"))
@@ -159,46 +171,156 @@ class ProgressBar(Callback):
         if now - self._shown < 0.1 and run.step < run.steps:  # reading the loss waits for the device
             return
         self._shown = now
+        if self._inside is not None:
+            self._inside.reach(run.step)
+            return
         loss = f"loss {float(run.trace.recent('loss', 1).mean()):.4f}" if "loss" in run.trace else ""
         self._progress.update(self._task, completed=run.step, loss=loss)
 
     def end(self, run: Run) -> None:
-        self._progress.stop()
+        if self._progress is not None:
+            self._progress.stop()
+
+
+class Bar:
+    """How much of many things is done, one after the other; a bar inside moves it by parts of the one under way."""
+
+    def __init__(self, completed: float, move: Callable[[float], object]) -> None:
+        self._done, self._move = completed, move
+        self._under_way = 0.0
+
+    def advance(self, by: float = 1.0) -> None:
+        """Say that so much more is done."""
+        self._done, self._under_way = self._done + by, 0.0
+        self._move(self._done)
+
+    def reach(self, completed: float) -> None:
+        """Say that so much is done in all, unless it was more already."""
+        if completed > self._done:
+            self.advance(completed - self._done)
+
+    def within(self, total: float, completed: float, share: float | None = None) -> "Bar":
+        """Return a bar for parts of the thing under way, by default most of what is left of it: others may follow."""
+        begun, at = self._under_way, self._done
+        share = MOST * (1.0 - begun) if share is None else share
+
+        def move(done: float) -> None:
+            if self._done == at:
+                self._under_way = begun + share * min(1.0, done / max(total, 1e-9))
+                self._move(self._done + self._under_way)
+
+        return Bar(completed, move)
+
+
+_open: list[Bar] = []  # the bar on the screen, or the one that keeps others from it; then those inside
 
 
 @contextmanager
-def bar(name: str, total: int, completed: int, wanted: bool | None) -> Iterator[Callable[[], None]]:
-    """Show a bar on standard error while many things are done; calling what it gives advances it by one.
+def bar(
+    name: str,
+    total: float,
+    completed: float = 0.0,
+    wanted: bool | None = None,
+    *,
+    share: float | None = None,
+    in_seconds: bool = False,
+) -> Iterator[Bar]:
+    """Show a bar with the remaining time on standard error while many things are done, and give it.
 
-    `wanted` None: where `shows_progress` says so.
+    `wanted` None: where `shows_progress` says so; False: neither this bar nor any inside. A bar inside another moves
+    that one, by `share` or as `Bar.within` says. `in_seconds` says that the total is of seconds, on some machine.
     """
-    if not shows_progress(wanted):
-        yield lambda: None
-        return
-    with _rich_bar() as progress:
-        task = progress.add_task(name, total=total, completed=completed)
-        yield lambda: progress.advance(task)
+    with ExitStack() as stack:
+        if _open:
+            own = _open[-1].within(total, completed, share)
+        elif shows_progress(wanted):
+            display = stack.enter_context(_rich_bar(in_seconds=in_seconds))
+            task = display.add_task(name, total=total, completed=completed)
+            own = Bar(completed, lambda done: display.update(task, completed=done))
+        else:
+            own = Bar(completed, lambda done: None)
+            if wanted is None:
+                yield own
+                return
+        _open.append(own)
+        stack.callback(_open.pop)
+        yield own
+
+
+def tracked(items: Collection[T], name: str, share: float | None = None) -> Iterator[T]:
+    """Yield the items, under a bar that moves when each is done."""
+    with bar(name, len(items), share=share) as shown:
+        for item in items:
+            yield item
+            shown.advance()
+
+
+def moves_bar() -> bool:
+    """Return whether a bar is open, which a run inside can move."""
+    return bool(_open)
 
 
 def shows_progress(wanted: bool | None) -> bool:
-    """Return whether to show a bar: as wanted, or for None if standard error is a terminal and rich is there."""
-    return writes() and (wanted or (wanted is None and sys.stderr.isatty() and find_spec("rich") is not None))
+    """Return whether to show a bar: as wanted, or for None on a terminal if rich is there, in no worker.
+
+    While one is open there is no other.
+    """
+    if _open or not writes():
+        return False
+    return bool(wanted) or (
+        wanted is None and sys.stderr.isatty() and parent_process() is None and find_spec("rich") is not None
+    )
 
 
-def _rich_bar(*further: Any) -> Any:
+def _rich_bar(*further: Any, in_seconds: bool = False) -> Any:
     """Return a progress bar on standard error with these further columns before the remaining time."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TaskProgressColumn,
+        TextColumn,
+    )
+    from rich.text import Text
+
+    class TimeLeft(ProgressColumn):
+        """The time left, as the last news had it, less what has gone by since; without news the time so far."""
+
+        news: tuple[float, float, float] = (-1.0, 0.0, 0.0)  # completed, when, and the time left then
+
+        def render(self, task: Task) -> Text:
+            now, left = task.get_time(), task.time_remaining
+            if left is None and in_seconds:
+                left = task.remaining
+            if left is not None and task.completed != self.news[0]:
+                self.news = task.completed, now, left
+            left = self.news[2] - (now - self.news[1])
+            return Text(f"{_clock(left)} left" if left > 0 else f"{_clock(task.elapsed or 0.0)} so far", "dim")
 
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=32),
-        MofNCompleteColumn(),
+        BarColumn(bar_width=24),
+        TaskProgressColumn() if in_seconds else MofNCompleteColumn(),
         *further,
-        TimeRemainingColumn(),
+        TimeLeft(),
         console=Console(file=sys.stderr),
         transient=True,
+        speed_estimate_period=3600.0,  # seconds: some things take minutes
     )
+
+
+def _clock(seconds: float) -> str:
+    """Return a time as minutes and seconds, or hours, minutes and seconds.
+
+    >>> _clock(7.0), _clock(3725.0)
+    ('0:07', '1:02:05')
+    """
+    minutes, left = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
 
 
 def _needs_validation(callback: Callback, run: Run) -> None:

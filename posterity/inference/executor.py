@@ -61,26 +61,31 @@ class Executor(ABC):
         paths = {} if folder is None else {name: Path(folder) / _file_name(name) for name in by_name}
         earlier = {name: stored(by_name[name], path) for name, path in paths.items()}
         outcomes = {name: outcome for name, outcome in earlier.items() if outcome is not None}
-        with bar("fits", len(by_name), len(outcomes), progress) as advance:
+        with bar("fits", len(by_name), len(outcomes), progress) as whole:
             for outcome in self._outcomes([task for name, task in by_name.items() if name not in outcomes]):
                 outcomes[outcome.name] = outcome
                 if outcome.error:
                     logger.warning("%s: %s", outcome.name, outcome.error)
                 elif outcome.name in paths:
                     outcome.save(by_name[outcome.name], paths[outcome.name])
-                advance()
+                whole.advance()
         return [outcomes[name] for name in by_name]
 
     @abstractmethod
     def each(self, work: Mapping[str, Callable[[], T]]) -> Iterator[tuple[str, T | Lost]]:
         """Do named work; yields each result, or a Lost, as soon as it is there, and raises the errors of the work."""
 
-    def results(self, work: Mapping[str, Callable[[], T]]) -> Iterator[T]:
-        """Do named work; yields each result as soon as it is there. The first error, or work that is lost, ends it."""
-        for name, result in self.each(work):
-            if isinstance(result, Lost):
-                raise PosterityError(f"{name}: {result}")
-            yield result
+    def results(self, work: Mapping[str, Callable[[], T]], progress: bool | None = None) -> Iterator[T]:
+        """Do named work; yields each result as soon as it is there. The first error, or work that is lost, ends it.
+
+        `progress` is as in `run`.
+        """
+        with bar("fits", len(work), wanted=progress) as whole:
+            for name, result in self.each(work):
+                if isinstance(result, Lost):
+                    raise PosterityError(f"{name}: {result}")
+                yield result
+                whole.advance()
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """Yield the outcome of each task as soon as it finishes."""

@@ -14,7 +14,7 @@ from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar
 import torch
 
 from posterity.errors import BadFolder, Diverged
-from posterity.inference.callbacks import Callback
+from posterity.inference.callbacks import Callback, ProgressBar, moves_bar, tracked
 from posterity.inference.checkpoint import Checkpoint
 from posterity.inference.executor import first_line, in_halves, largest_group
 from posterity.inference.identity import refuse_other
@@ -137,7 +137,8 @@ class Sweep(ABC, Generic[C]):
         """Return the results of all cells, stored or fitted now, and the cells whose fits diverged."""
         results = self.stored(cells)
         failed: list[C] = []
-        for group in self.groups(cells, [cell for cell in cells if cell not in results], most):
+        groups = [*self.groups(cells, [cell for cell in cells if cell not in results], most)]
+        for group in tracked(groups, "groups of fits"):
             for cell, result in self.fitted(group):
                 if result is None:
                     failed.append(cell)
@@ -202,7 +203,8 @@ class Sweep(ABC, Generic[C]):
         self._tell(f"{count}, {steps:,} steps")
         try:
             with self.setting():
-                return task.run(Checkpoint(path / "run", seconds=SECONDS, least=LEAST), self.callbacks())
+                shown = [ProgressBar()] if moves_bar() else []
+                return task.run(Checkpoint(path / "run", seconds=SECONDS, least=LEAST), [*self.callbacks(), *shown])
         except (Diverged, torch.OutOfMemoryError):
             shutil.rmtree(path, ignore_errors=True)
             raise

@@ -20,13 +20,13 @@ function make(name, attributes = {}, ...children) {
   return element;
 }
 
-/** A number for people: thousands marks, and so many significant digits. */
-function number(value, digits = 4) {
+/** A number for people: thousands marks, and so many significant digits, `least` of them even where they are 0. */
+function number(value, digits = 4, least = 1) {
   if (value === null || value === undefined || Number.isNaN(value)) return "-";
   if (!Number.isFinite(value)) return value > 0 ? "infinite" : "-infinite";
   const size = Math.abs(value);
   if (size !== 0 && (size >= 1e9 || size < 1e-4)) return value.toExponential(digits - 2).replace("e+", "e");
-  const options = size >= 10 ** digits ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: digits };
+  const options = size >= 10 ** digits ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: digits, minimumSignificantDigits: least };
   return value.toLocaleString("en-US", options);
 }
 
@@ -99,8 +99,8 @@ function words(spec, series, index) {
   return `${series.name ? `${series.name}: ` : ""}${parts.join(", ")}`;
 }
 
-/** Draw the marks of a series into the group; gives where each is, for the tooltip. */
-function drawSeries(group, series, x, y, base) {
+/** Draw the marks of a series into the group, bars `over` others as outlines; gives where each is, for the tooltip. */
+function drawSeries(group, series, x, y, base, over) {
   const marks = [];
   const colour = `c${series.colour ?? 0}`;
   const count = (series.y || series.x || []).length;
@@ -128,7 +128,7 @@ function drawSeries(group, series, x, y, base) {
       const [left, right] = [x(series.edges[i]), x(series.edges[i + 1])];
       const top = Math.min(py, y(base));
       group.append(make("rect", { x: left + 0.5, y: top, width: Math.max(1, right - left - 1),
-        height: Math.abs(y(base) - py), class: `bar ${colour}` }));
+        height: Math.abs(y(base) - py), class: `bar ${colour}${over ? " over" : ""}` }));
       px = (left + right) / 2;
     } else if (series.kind === "rows") {
       group.append(make("rect", { x: Math.min(px, x(0)), y: py - 6, width: Math.abs(px - x(0)), height: 12, class: `bar ${colour}` }));
@@ -155,12 +155,14 @@ function drawAxes(svg, spec, x, y, box) {
   }
   for (const tick of xs) {
     axes.append(make("line", { x1: x(tick), x2: x(tick), y1: box.top, y2: box.bottom, class: "grid" }));
-    axes.append(make("text", { x: x(tick), y: box.bottom + 17, "text-anchor": "middle" }, tickLabel(tick, spec.x)));
+    const label = tickLabel(tick, spec.x);
+    const at = Math.min(x(tick), box.width - 0.5 * LETTER * label.length); // the last one would be cut
+    axes.append(make("text", { x: at, y: box.bottom + 17, "text-anchor": "middle" }, label));
   }
   axes.append(make("line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, class: "edge" }));
   const middle = (box.left + box.right) / 2;
   axes.append(make("text", { x: middle, y: box.bottom + 36, "text-anchor": "middle", class: "name" }, spec.x.label || ""));
-  if (spec.y.label) axes.append(make("text", { x: 2, y: box.top - 9, "text-anchor": "start", class: "name" }, spec.y.label));
+  if (spec.y.label) axes.append(make("text", { x: 2, y: box.top - 14, "text-anchor": "start", class: "name" }, spec.y.label));
   if (spec.diagonal) {
     const low = Math.max(box.x[0], box.y[0]), high = Math.min(box.x[1], box.y[1]);
     if (low < high) axes.append(make("line", { x1: x(low), x2: x(high), y1: y(low), y2: y(high), class: "rule" }));
@@ -190,14 +192,11 @@ function chart(element, spec) {
   const draw = () => {
     width = Math.max(220, frame.clientWidth || 320);
     const x = span(spec.x, "x", spec.series), y = span(spec.y, "y", spec.series);
-    const height = spec.square ? width : spec.y.names ? 60 + 24 * spec.y.names.length : Math.min(300, Math.max(200, 0.55 * width));
     const room = Math.max(1, ...ticks(y, spec.y, 6).map(tick => tickLabel(tick, spec.y).length));
-    const box = { left: Math.min(0.45 * width, 12 + LETTER * room), right: width - 14, top: spec.y.label ? 26 : 10, bottom: height - 42, x, y };
-    if (spec.square) { // equal lengths of both axes
-      const side = Math.min(box.right - box.left, box.bottom - box.top);
-      box.right = box.left + side;
-      box.top = box.bottom - side;
-    }
+    const [left, right, top] = [Math.min(0.45 * width, 12 + LETTER * room), width - 14, spec.y.label ? 30 : 10];
+    const height = spec.square ? top + right - left + 42 // equal lengths of both axes
+      : spec.y.names ? 60 + 24 * spec.y.names.length : Math.min(300, Math.max(200, 0.55 * width));
+    const box = { left, right, top, bottom: height - 42, width, x, y };
     const across = scale(spec.x, x, [box.left, box.right]);
     const upwards = spec.y.names ? scale(spec.y, y, [box.top, box.bottom]) : scale(spec.y, y, [box.bottom, box.top]);
     const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", focusable: "false" });
@@ -207,7 +206,7 @@ function chart(element, spec) {
     drawAxes(svg, spec, across, upwards, box);
     const group = make("g");
     const base = spec.y.log ? y[0] : Math.max(y[0], Math.min(0, y[1]));
-    marks = spec.series.flatMap(series => drawSeries(group, series, across, upwards, base));
+    marks = spec.series.flatMap((series, index) => drawSeries(group, series, across, upwards, base, index > 0));
     svg.append(group, make("circle", { r: 6, class: "ring", visibility: "hidden" }));
     frame.replaceChildren(svg, tip);
   };
@@ -266,7 +265,7 @@ function legend(spec) {
   if (named.length < 2) return null;
   const samples = named.map(series => {
     const svg = make("svg", { viewBox: "0 0 26 10", width: 26, height: 10, "aria-hidden": "true", focusable: "false" });
-    const colour = `c${series.colour ?? 0}`;
+    const colour = `c${series.colour ?? 0}${series.kind === "bars" && series !== spec.series[0] ? " over" : ""}`;
     const line = { x1: 1, x2: 25, y1: 5, y2: 5, class: `line ${colour}`, "stroke-dasharray": DASHES[(series.dash ?? 0) % DASHES.length] };
     if (series.kind === "line") svg.append(make("line", line));
     else if (series.kind === "dots" || series.kind === "spans") svg.append(make("circle", { cx: 13, cy: 5, r: 4, class: `dot ${colour}` }));

@@ -18,6 +18,16 @@ def number(value: float | None, digits: int = 4) -> str:
     return _rounded(value, max(0, digits - 1 - _power(value)))
 
 
+def short(value: float, digits: int = 4) -> str:
+    """A number without zeros at the end.
+
+    >>> short(1.0), short(66612.3), short(0.2146)
+    ('1', '66,612', '0.2146')
+    """
+    text = number(value, digits)
+    return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
+
+
 def with_ends(value: float | None, ends: list[float] | None) -> tuple[str, str]:
     """A number and "lower to upper", in the digits that its interval supports: two of half its width.
 
@@ -35,6 +45,17 @@ def with_ends(value: float | None, ends: list[float] | None) -> tuple[str, str]:
     decimals = min(1 - _power(half), 4 if largest < 1e-6 else max(4, 3 - _power(largest)))
     lower, upper = (_rounded(end, decimals) for end in ends)
     return _rounded(value, decimals), f"{lower} to {upper}"
+
+
+def with_error(value: float, error: float) -> str:
+    """A number with its standard error, both to the first digit of the error.
+
+    >>> with_error(160.8, 11.2), with_error(1.39e8, 2.1e6), with_error(0.00754, 2.2e-5)
+    ('160 ± 10', '139,000,000 ± 2,000,000', '0.00754 ± 0.00002')
+    """
+    if not (error > 0 and math.isfinite(value) and math.isfinite(error)):
+        return f"{number(value)} ± {number(error)}"
+    return " ± ".join(_rounded(each, -_power(error)) for each in (value, error))
 
 
 def share(value: float) -> str:

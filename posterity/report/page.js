@@ -40,7 +40,7 @@ function panels(name, specification, shown = chosen()) {
 
 /** A value that can be read to its last digit by others, shown in few digits. */
 function datum(key, value, digits = 4) {
-  return make("data", { value: String(value), "data-key": key }, number(value, digits));
+  return make("data", { value: String(value), "data-key": key }, number(value, digits, Number.isInteger(value) ? 1 : digits));
 }
 
 /** A small table of numbers that a slider moves: a row for each chosen method. */
@@ -233,4 +233,8 @@ for (const [name, change] of [["level", atLevel], ["temperature", atTemperature]
 }
 controls("methods")?.addEventListener("change", drawAll);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+const folded = () => document.querySelectorAll("details:not(.numbers):not([open])");
+let unfolded = []; // on paper nothing can be opened
+addEventListener("beforeprint", () => { unfolded = [...folded()]; for (const part of unfolded) part.open = true; });
+addEventListener("afterprint", () => { for (const part of unfolded) part.open = false; });
 if (methods.length) drawAll();

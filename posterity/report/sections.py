@@ -75,6 +75,7 @@ def scores_table(rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], bes
 
 def _cell(row: Mapping[str, Any], key: str, is_best: bool) -> str:
     value, ends = with_ends(row[key], (row.get("intervals") or {}).get(key))
+    value = value if ends else number(row[key], 3)
     small = f"<small>{ends}</small>" if ends else ""
     if not is_best:
         return f"<td>{value}{small}</td>"
@@ -165,8 +166,8 @@ def class_sections(classes: Sequence[str], of_rows: str, *, has_map: bool, most_
     ]  # fmt: skip
     if len(classes) == 2:
         costs = "\n".join(
-            f'<label for="{name}">{escape(label)}</label>\n<input type="number" id="{name}" min="0" step="any" '
-            f'value="1" inputmode="decimal">'
+            f"<label>{escape(label)}\n"
+            f'<input type="number" id="{name}" min="0" step="any" value="1" inputmode="decimal"></label>'
             for name, label in (("alarm", "Cost of a false alarm"), ("miss", "Cost of a miss"))
         )
         parts.append(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from posterity.cli.frame.output import table
 from posterity.inference import Method
+from posterity.inference.callbacks import tracked
 from posterity.methods import HMC, MALA, MAP, NUTS, SGLD, Langevin, Laplace, MeanField, Metropolis
 from posterity.optim.optimizer import Adam
 from posterity.optim.schedules import Cosine
@@ -89,12 +90,11 @@ def run(settings: Settings, folder: Path | None = None, report: Report = silent)
     """Calibrate every method on every model; the same parameters and data for all methods."""
     replicates, draws = settings.replicates, settings.draws
     rows = []
-    for model in settings.models:
-        for method in settings.methods:
-            stages = RECIPES[method](model)
-            result = calibrate(stages, MODELS[model](), replicates, draws, settings.seed)
-            rows.append(Row(model, method, tuple(map(repr, sized(stages, replicates, draws))), result))
-            report(f"{model}, {method}: smallest p {result.smallest:.2g} ({rows[-1].worst})")
+    for model, method in tracked([*product(settings.models, settings.methods)], "methods"):
+        stages = RECIPES[method](model)
+        result = calibrate(stages, MODELS[model](), replicates, draws, settings.seed)
+        rows.append(Row(model, method, tuple(map(repr, sized(stages, replicates, draws))), result))
+        report(f"{model}, {method}: smallest p {result.smallest:.2g} ({rows[-1].worst})")
     return Study(settings.seed, tuple(rows))
 
 

@@ -79,6 +79,9 @@ class Study:
         }
 
 
+PARTS = (0.2, 1.0, 1.9, 0.4, 3.0, 0.5, 1.0, 3.5)
+
+
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
     """Run the study; the seed fixes everything random."""
     key = Key(settings.seed)

@@ -18,6 +18,7 @@ from posterity.datasets import LabelledData, cifar10
 from posterity.datasets.files import check_sum, content, root_folder
 from posterity.errors import PosterityError
 from posterity.inference import Callback, Checkpoint, Method, infer
+from posterity.inference.callbacks import tracked
 from posterity.inference.identity import identity
 from posterity.inference.run import Run, Trace
 from posterity.inference.sweep import Result, stored_results, write_result
@@ -247,7 +248,7 @@ def run(settings: Settings, folder: Path, report: Report, pictures: Pictures) ->
     """Compute the rows that the folder does not hold, each for at most its minutes."""
     fits = Fits(pictures, folder, settings, report)
     results, waiting = [], []
-    for cell in cells(settings):
+    for cell in tracked([*cells(settings)], "fits"):
         result = next(stored_results([cell], folder, fits.depends), None)
         if result is None:
             try:

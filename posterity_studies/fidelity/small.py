@@ -11,6 +11,7 @@ from torch import Tensor
 from posterity import __version__
 from posterity.evidence import importance
 from posterity.inference import infer
+from posterity.inference.callbacks import tracked
 from posterity.inference.identity import identity, refuse_other
 from posterity.inference.sweep import Result, stored_results, write_result
 from posterity.methods import NUTS
@@ -69,7 +70,7 @@ class Truth:
 def truth(problem: Problem, folder: Path, settings: Settings, report: Report) -> Truth:
     """The truth of a problem, from its folder or by NUTS."""
     runs, divergent, seconds = [], [], 0.0
-    for index in range(settings.truths):
+    for index in tracked(range(settings.truths), f"{problem.name}, truths"):
         values, share, spent = _long_run(problem, index, folder, settings, report)
         runs.append(values)
         divergent.append(share)
@@ -121,12 +122,12 @@ def _depends(problem: Problem, stages: object, seed: int, **more: object) -> Par
 
 def results(problem: Problem, known: Truth, folder: Path, settings: Settings, report: Report) -> Iterator[Result[Cell]]:
     """NUTS of rising lengths until it has converged, then every method; stored results are read."""
-    for length in LENGTHS:
+    for length in tracked(LENGTHS, f"{problem.name}, lengths"):
         result = _result(Cell(problem.name, f"nuts-{length}"), problem, known, folder, settings, report)
         yield result
         if Mixing(result.scores["rhat"], result.scores["ess"]).good:
             break
-    for method in settings.methods_of(problem.name):
+    for method in tracked(settings.methods_of(problem.name), f"{problem.name}, methods"):
         yield _result(Cell(problem.name, method), problem, known, folder, settings, report)
 
 

@@ -13,6 +13,7 @@ from posterity.methods.parts.gradients import Estimator, Factorised, StickTheLan
 from posterity.methods.parts.gradients.drawn_weights import score_gradients
 from posterity.model import Batch, Density
 from posterity.numerics.random import Key
+from posterity.report.numbers import with_error
 
 ROUNDING = 1e-9  # variances below this are zero but for the rounding of numbers
 
@@ -30,7 +31,7 @@ class Variance:
 
     def __str__(self) -> str:
         """Value and error, or 0 where nothing but rounding is left."""
-        return f"{self.value:.3g} ± {self.error:.1g}" if self.value > ROUNDING else "0"
+        return with_error(self.value, self.error) if self.value > ROUNDING else "0"
 
 
 def total_variance(estimates: Tensor, passes: float, exact: float | None = None) -> Variance:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posterity.cli.frame.output import table
+from posterity.report.numbers import number
 from posterity_studies.frame import remark, title
 from posterity_studies.gradients import example, network
 from posterity_studies.gradients.example import ROUNDING
@@ -39,11 +40,16 @@ class Study:
         }
 
 
+PARTS = (0.1, 5.7, 0.8)
+
+
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
     """Run the study; the seed fixes everything random."""
-    report("computing: one weight, a small network before and after training")
     seed = settings.seed
-    return Study(seed, tuple(example.example(seed)), tuple(network.network(seed)))
+    report("one weight")
+    one = tuple(example.example(seed))
+    report("a small network before and after training")
+    return Study(seed, one, tuple(network.network(seed)))
 
 
 def show(out: Any, study: Study) -> None:
@@ -56,7 +62,7 @@ def show(out: Any, study: Study) -> None:
             numbers = []
             for variance in (row.mean, row.scale):
                 assert variance.exact is not None
-                numbers += [str(variance), f"{variance.exact:.3g}" if variance.exact > ROUNDING else "0"]
+                numbers += [str(variance), number(variance.exact, 3) if variance.exact > ROUNDING else "0"]
             rows.add_row(f"  {row.estimator}", *numbers)
     out.print(rows)
     title(out, "Small network, all weights together: variance of the gradient of the ELBO")

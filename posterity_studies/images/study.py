@@ -13,6 +13,7 @@ from torch import nn
 from posterity.cli.frame.output import table
 from posterity.datasets import LabelledData, mnist
 from posterity.inference import infer
+from posterity.inference.callbacks import tracked
 from posterity.inference.sweep import Result, stored_results, write_result
 from posterity.likelihoods import Categorical
 from posterity.metrics import accuracy, expected_calibration_error, negative_log_likelihood
@@ -251,7 +252,7 @@ def _results(
     cells: Sequence[Cell], data: Images, folder: Path, settings: Settings, report: Report
 ) -> Iterator[Result[Cell]]:
     starts: dict[int, Posterior] = {}  # of one seed at a time
-    for cell in cells:
+    for cell in tracked(cells, "fits"):
         result = stored(cell, data, folder, settings)
         there = result is not None
         if result is None:

@@ -128,6 +128,9 @@ class Study:
         }
 
 
+PARTS = (0.1, 0.2, 2.3, 4.4, 5.1, 1.7)
+
+
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
     """Run the study; the seed fixes everything random."""
     key = Key(settings.seed)

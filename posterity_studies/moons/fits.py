@@ -11,6 +11,7 @@ from torch import Tensor
 from posterity.datasets import DataSet
 from posterity.datasets.toys import two_moons
 from posterity.inference import Method, infer
+from posterity.inference.callbacks import tracked
 from posterity.likelihoods import Categorical
 from posterity.methods import MAP, SWAG, Ensemble, Laplace, MCDropout, MeanField, NaturalGradient
 from posterity.metrics import accuracy, expected_calibration_error, negative_log_likelihood
@@ -96,7 +97,7 @@ def fits(seed: int, *, with_maps: bool = False, report: Report = silent) -> Seed
     """Fit every method; the seed fixes rows, first weights and all else that is random."""
     data = two_moons(ROWS, NOISE, seed)
     done: dict[tuple[Method, ...], Posterior] = {}
-    for number, (name, stages) in enumerate(methods().items(), start=1):
+    for number, (name, stages) in enumerate(tracked([*methods().items()], "methods"), start=1):
         report(f"seed {seed}: {name}, {number} of {len(methods())} methods")
         for count in range(1, len(stages) + 1):
             if stages[:count] not in done:

@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from posterity.cli.frame.output import table
+from posterity.inference.callbacks import tracked
 from posterity_studies.frame import remark, title
 from posterity_studies.moons import fits as moon_fits
 from posterity_studies.moons.fits import Fit, Seed, fits
@@ -89,7 +90,8 @@ def run(settings: Settings, folder: Path | None = None, report: Report = silent)
     """Run the study on SEEDS seeds from `settings.seed` on; maps are computed for the first."""
     report("computing: five seeds, seven methods each")
     seeds = tuple(range(settings.seed, settings.seed + SEEDS))
-    return Study(seeds, tuple(fits(seed, with_maps=seed == seeds[0], report=report) for seed in seeds))
+    each = (fits(seed, with_maps=seed == seeds[0], report=report) for seed in tracked(seeds, "seeds"))
+    return Study(seeds, tuple(each))
 
 
 def interval(values: Sequence[float]) -> Interval:

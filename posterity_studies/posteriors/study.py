@@ -13,6 +13,7 @@ from posterity.cli.frame.output import table
 from posterity.datasets.posteriordb import POSTERIORS, german_credit_reference, posteriordb_draws
 from posterity.diagnostics import bulk_ess, mcse_mean, mcse_sd, rhat, tail_ess
 from posterity.inference.acceleration import Acceleration
+from posterity.inference.callbacks import tracked
 from posterity.inference.infer import infer
 from posterity.numerics.random import Key
 from posterity.posteriors.samples import Samples
@@ -147,7 +148,7 @@ def _worst(distance: Tensor, first: Tensor, other: Tensor) -> float:
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
     """Run the study; the seed fixes everything random."""
     rows = []
-    for name, form in FORMS:
+    for name, form in tracked(FORMS, "posteriors"):
         rows.append(compared(name, form, settings.seed, CHAINS, WARMUP, DRAWS))
         report(f"{name} as {form}: {rows[-1].seconds:.0f} s")
     return Study(settings.seed, CHAINS, WARMUP, DRAWS, tuple(rows))

@@ -97,6 +97,9 @@ def _at_least(own: Approximation) -> float:
     return math.log(2.0) + sum(part * math.log(part) for part in (share, 1.0 - share) if part > 0.0)
 
 
+PARTS = (0.3, 2.6, 0.6)
+
+
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
     """Run the study; the seed fixes everything random."""
     report("potentials of a line and of a network")

@@ -38,6 +38,17 @@ def test_examples_become_blocks_of_code(site) -> None:
     assert list(site["fenced"](lines[2:4])) == ["", "```pycon", ">>> 1 + 1", "2", "```"]
 
 
+def test_formulas_are_not_taken_for_markup(site, tmp_path) -> None:
+    text = "**Math**: <b, x> at theta* and q*, x**2.\n\n```pycon\n>>> 2 * 3 < 4 * 5\n```\n`a * b` <c"
+    wanted = "**Math**: &lt;b, x> at theta\\* and q\\*, x\\*\\*2.\n\n```pycon\n>>> 2 * 3 < 4 * 5\n```\n`a * b` &lt;c"
+    assert site["plain"](text) == wanted
+    assert site["relinked"]("sigma(\\<b, x>) `\\n`", "docs/a.md", "a.md") == "sigma(&lt;b, x>) `\\n`"
+    check = runpy.run_path(str(ROOT / "docs" / "check_site.py"))
+    (tmp_path / "one.html").write_text("<p>sigma(<b_j, x>)<br>and <svg><path d=M0 /></svg></p>")
+    (tmp_path / "two.html").write_text("<p>sigma(&lt;b_j, x>) <b>bold</b></p>")
+    assert check["taken_for_tags"](tmp_path) == ["<b_j,> on one.html"]
+
+
 def test_dead_links_are_found(tmp_path) -> None:
     check = runpy.run_path(str(ROOT / "docs" / "check_site.py"))
     (tmp_path / "decks").mkdir()

@@ -109,6 +109,20 @@ def test_the_page_works_on_a_phone_by_pointer_and_by_keys_and_asks_for_nothing(t
     assert found["unreached"] == 0
 
 
+def test_what_is_folded_is_open_on_paper(tmp_path, report):
+    script = """
+        const closed = () => document.querySelectorAll("details:not(.numbers):not([open])").length;
+        const counts = [closed()];
+        for (const name of ["beforeprint", "afterprint"]) {
+            window.dispatchEvent(new Event(name));
+            counts.push(closed());
+        }
+        return counts;"""
+    before, printed, after = asked(tmp_path, report, script)[0]
+    assert before == after > 0
+    assert printed == 0
+
+
 @pytest.mark.parametrize(
     "foreign",
     [

@@ -47,7 +47,7 @@ def test_the_table_has_a_row_for_each_method_and_marks_the_best(run):
     assert table[better][0].endswith("*")
     assert table["Laplace"][-1].startswith("+")
     assert not table["MAP"][-1].startswith("+")
-    assert "500 training rows, 2000 test rows, seed 0" in result.out
+    assert "500 training rows, 2,000 test rows, seed 0" in result.out
     assert "Laplace starts from the same MAP; its seconds come on top." in result.out
     assert "2-6-2 tanh, 32 weights" in result.out
 
@@ -290,7 +290,7 @@ def test_the_report_of_a_file_is_in_its_units_and_escapes_its_names(run, tmp_pat
     assert text.count("<script") == 2  # the numbers and the script of the page
     assert "<i>" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
-    assert "both in the units of $price$" in text
+    assert "RMSE, in units of $price$, are better" in text
     found = numbers_of(path)
     assert "line" not in found  # three inputs
     assert found["unit"] == "$price$"

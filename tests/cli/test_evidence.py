@@ -22,12 +22,12 @@ def test_compare_tells_what_was_chosen(run, tmp_path):
     chosen = after["evidence"]
     assert chosen.keys() == {"log_evidence", "prior_scale", "noise"}
     line = f"Laplace: prior scale {chosen['prior_scale']:.4g}, noise {chosen['noise']:.4g}, log evidence "
-    assert f"{line}{chosen['log_evidence']:.2f} nats." in page.read_text()
+    assert f"{line}{chosen['log_evidence']:,.2f} nats." in page.read_text()
     shown = run("compare", "sine", *FREE, "--prior-scale", "1", "--noise", "1").out
     (given,) = [line for line in shown.splitlines() if line.startswith("Laplace: ")]
     words, _, evidence = given.removesuffix(" nats.").rpartition(" ")
     assert words == "Laplace: prior scale 1, noise 1, log evidence"
-    assert float(evidence) < chosen["log_evidence"]
+    assert float(evidence.replace(",", "")) < chosen["log_evidence"]
 
 
 def test_fit_tells_what_was_chosen_again_when_it_is_finished(run, tmp_path):

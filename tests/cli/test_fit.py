@@ -85,7 +85,7 @@ def test_the_summary_says_how_good_it_is_and_where(run, tmp_path):
     result = run(*fit_words(tmp_path / "run"))
     first, second, third, last = result.out.splitlines()
     assert first == "two-moons, Laplace, network 2-6-2 tanh, 32 weights"
-    assert all(name in second for name in ("2000 test rows", "test NLL", "ECE", "accuracy"))
+    assert all(name in second for name in ("2,000 test rows", "test NLL", "ECE", "accuracy"))
     assert third.startswith("Laplace: prior scale 1, log evidence -")
     assert last == f"run folder: {tmp_path / 'run'}"
     assert "MAP, 40 steps" in result.err

@@ -1,6 +1,7 @@
 """The door of the command line: help, versions, errors and their exit codes."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -8,8 +9,10 @@ import pytest
 import posterity
 from posterity.cli.frame import tasks
 from posterity.cli.frame.options import DATA_NAMES
+from posterity.cli.frame.output import log
 from posterity.datasets import TOYS
 from posterity.errors import NotPositiveDefinite
+from posterity.inference import callbacks
 
 pytestmark = pytest.mark.cpu
 LINE = ("--steps", "5", "--prior-scale", "1", "--device", "cpu")
@@ -229,3 +232,20 @@ def test_signs_that_a_terminal_does_not_have_are_spelt_out(process, monkeypatch)
     assert process("-c", code).stdout.splitlines() == ["1 +- 2 ?", '{"a": "\\u00b1"}']
     monkeypatch.setenv("PYTHONIOENCODING", "utf-8")
     assert process("-c", code, encoding="utf-8").stdout.splitlines() == ["1 ± 2 λ", '{"a": "±"}']
+
+
+def test_lines_go_above_a_bar(capsys, monkeypatch):
+    """A line that is said while a bar is on the screen has a line of its own, and the bar stays below."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with callbacks.bar("things", 2) as shown:
+        log("one is done")
+        shown.advance()
+    err = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert "one is done" in [line.strip() for line in re.split(r"[\r\n]+", err)]
+
+
+def test_help_breaks_lines_where_the_terminal_does(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert " and ends with the same bits; auto starts again. " in run("fit", "--help").out

@@ -558,9 +558,21 @@ def test_pages_ask_nothing_of_other_places(table_run):
 
 
 def test_the_example_can_be_pasted_whatever_columns_are_called():
-    shown = unescape(docs_page({"paths": {}}, ["owner's; area"]))
+    shown = unescape(docs_page({"paths": {}}, {"owner's; area": 1.0}, "http://localhost:8000/"))
     words = shlex.split(shown[shown.index("curl ") : shown.index("</pre>")])
     assert json.loads(words[words.index("-d") + 1]) == [{"owner's; area": 1.0}]
+
+
+def test_the_example_is_answered_at_the_address_that_was_asked(table_run):
+    async def calls(app):
+        shown = unescape((await ask(app, path="/docs")).body.decode())
+        words = shlex.split(shown[shown.index("curl ") : shown.index("</pre>")])
+        return words[-1], await predict(app, json.loads(words[words.index("-d") + 1]))
+
+    address, answer = served(table_run, calls)
+    assert address == "http://localhost:8000/predict"
+    assert answer.status == 200
+    assert answer.json()["predictions"][0]["outside"] == ""
 
 
 def test_metrics_count_what_was_answered(table_run):

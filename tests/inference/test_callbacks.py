@@ -10,7 +10,8 @@ from killedruns import KillAfter, KilledError
 
 import posterity as po
 from posterity.errors import BadData
-from posterity.inference import Callback, Checkpoint, EarlyStopping, Validation
+from posterity.inference import Callback, Checkpoint, EarlyStopping, Validation, callbacks
+from posterity.inference.callbacks import bar, tick, tracked
 from posterity.methods import MAP, Laplace
 from posterity.metrics import negative_log_likelihood
 from posterity.numerics import Key
@@ -253,6 +254,59 @@ def test_the_bar_shows_by_itself_on_a_terminal(capsys, monkeypatch, terminal):
     out, err = capsys.readouterr()
     assert out == ""
     assert ("3/3" in err) == terminal
+
+
+def test_a_bar_tells_how_long_it_will_take(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert list(tracked([1, 2, 3], "things")) == [1, 2, 3]
+    err = capsys.readouterr().err
+    assert "things" in err
+    assert "3/3" in err
+    assert "left" in err
+
+
+def test_a_bar_inside_another_moves_that_one(monkeypatch):
+    """One bar is on the screen, and it never goes back, whatever runs inside; `False` keeps all others away."""
+    at = []
+    monkeypatch.setattr(callbacks, "shows_progress", lambda wanted: wanted is not False and not callbacks.moves_bar())
+    monkeypatch.setattr(callbacks, "_rich_bar", lambda **others: _Display(at))
+    with bar("outer", 2) as outer:
+        for _ in tracked(range(4), "inner"):
+            po.infer(MAP(steps=3), regression(FLOAT64), numbers(FLOAT64), callbacks=[callbacks.ProgressBar()])
+        tick()
+        with bar("another", 2) as inner:
+            inner.reach(1)
+            inner.reach(0)
+        outer.advance()
+    assert at == sorted(at)
+    assert at[-1] == 2
+    assert any(0 < value < 1 for value in at)
+    assert any(1 < value < 2 for value in at)
+    at.clear()
+    with bar("none", 1, wanted=False):
+        list(tracked(range(3), "inner"))
+    assert at == []
+
+
+class _Display:
+    """What a bar of rich is asked to show."""
+
+    def __init__(self, at):
+        self._at = at
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *others):
+        pass
+
+    def add_task(self, name, total, completed):
+        return 0
+
+    def update(self, task, completed):
+        self._at.append(completed)
 
 
 def test_the_bar_goes_away_when_a_run_fails(monkeypatch):

@@ -28,6 +28,7 @@ from posterity.metrics import (
 )
 from posterity.metrics.scores import mean_over_rows, per_row
 from posterity.predictive import ClassPredictive, GaussianPredictive, Predictive
+from posterity.report.numbers import number
 from posterity.storage.part import JSON
 
 ENTRIES = 4_000_000  # resampled rows of a score, at most; but always 400 resamples
@@ -58,9 +59,7 @@ class Column:
 
     def shown(self, value: float | None) -> str:
         """The value as tables show it."""
-        if value is None:
-            return "-"
-        return f"{value:.4f}" if value == 0 or abs(value) >= 0.01 else f"{value:.3g}"
+        return number(value, 4 if value is None or abs(value) < 1 else 5)
 
     def worse(self, value: float) -> float:
         """A number that is the less the better the value."""
@@ -213,7 +212,7 @@ def best(rows: Mapping[str, Mapping[str, float | None]], data: DataSet) -> dict[
     winning = {}
     for column in columns(data):
         values = {
-            name: round(column.worse(float(column.shown(row[column.key]))), 12)
+            name: round(column.worse(float(column.shown(row[column.key]).replace(",", ""))), 12)
             for name, row in rows.items()
             if row.get(column.key) is not None and (name, column.key) not in BY_DEFINITION
         }

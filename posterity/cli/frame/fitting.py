@@ -41,7 +41,7 @@ class Asked:
     def fit(self, source: Source) -> tuple[Model, dict[str, JSON] | None]:
         """The model of the training rows, and the configuration of its network if it has one."""
         if self.method == AUTO:
-            return self.automatic(source), None
+            return self.automatic(source, quiet=False), None
         task, posterior = task_of(source, (self.method,), self.settings, self.device), None
         with fitting_threads(task):
             for stage in RECIPES[self.method].stages:
@@ -49,8 +49,8 @@ class Asked:
         assert posterior is not None
         return posterior, task.network.config
 
-    def automatic(self, source: Source) -> Stacked:
-        """The model that `auto` chooses for the training rows."""
+    def automatic(self, source: Source, *, quiet: bool = True) -> Stacked:
+        """The model that `auto` chooses for the training rows, under a bar on a terminal."""
         data, fitted = source.data, source.preprocessing
         inputs, targets, *weights = training_rows(filled(self.settings, source, ()), data)
         plain = data.classes is None and fitted is not None
@@ -67,6 +67,7 @@ class Asked:
                 seed=self.settings.seed,
                 device=find_device(self.device),
                 executor=executor_named(self.executor),
+                progress=False if quiet else None,
                 **source.by,
             )
 
@@ -133,7 +134,7 @@ def asked_for(
 def timed_automatic(asked: Asked, source: Source, *, quiet: bool) -> tuple[Stacked, float]:
     """What `auto` makes of the training rows, and the seconds it took, which are said."""
     begin = time.perf_counter()
-    model = asked.automatic(source)
+    model = asked.automatic(source, quiet=quiet)
     seconds = time.perf_counter() - begin
     log(f"{AUTO}, {seconds:.1f} s", quiet=quiet)
     return model, seconds

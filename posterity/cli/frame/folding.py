@@ -142,7 +142,7 @@ def fold_models(
         told(number)
     alone = replace(asked, executor=None)  # folds run side by side, and what is fitted to each runs in turn
     work = {f"fold {n + 1}": partial(_fitted, alone, part, n) for n, part in enumerate(own) if n not in models}
-    for number, model in executor_named(asked.executor).results(work):
+    for number, model in executor_named(asked.executor).results(work, progress=False if quiet else None):
         RunFolder(places[number]).commit(model.parts())
         models[number] = model
         told(number)

@@ -24,11 +24,11 @@ def column_importance(
 
 
 def columns_of(fitted: Preprocessing | None, count: int) -> tuple[list[str], list[list[int]] | None]:
-    """The names of the encoded columns and the inputs of each; x1, x2, ... and None where each input is its own."""
+    """The names of columns and the inputs of each, as of all parts of a date; x1, x2, ... and None without a file."""
     if fitted is None:
         return [f"x{index}" for index in range(1, count + 1)], None
-    ends, features = 0, []
+    ends, features = 0, dict[str, list[int]]()
     for column in fitted.inputs:
-        features.append(list(range(ends, ends + len(column.features))))
+        features.setdefault(column.name, []).extend(range(ends, ends + len(column.features)))
         ends += len(column.features)
-    return [column.name for column in fitted.inputs], features
+    return [*features], [*features.values()]

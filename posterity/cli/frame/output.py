@@ -51,10 +51,16 @@ _ANY = 10_000  # columns
 
 
 class Terminal(Console):
-    """A console whose tables have lines longer than the terminal's rather than numbers cut short."""
+    """A console whose tables have lines longer than the terminal's rather than numbers cut short.
+
+    `soft_wrap` keeps a line of a file or a pipe whole; on a terminal, which would cut it within a word, it goes on
+    below.
+    """
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print, with room for the longest words of tables."""
+        if self.is_terminal:
+            options.pop("soft_wrap", None)
         own, wide = self.width, self.options.update(width=_ANY)
         tables = [item for item in objects if isinstance(item, Table)]
         for column in (column for each in tables for column in each.columns if column.no_wrap):
@@ -70,12 +76,26 @@ class Terminal(Console):
             self.width = own
 
 
+class _AboveBar:
+    """A stream that a bar has replaced by its own, which rich would write past: lines go above the bar."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Take the stream."""
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        """All but the stream below."""
+        if name == "rich_proxied_file":
+            raise AttributeError(name)
+        return getattr(self._stream, name)
+
+
 _SPELT = {"±": "+-", "…": "..."}
 
 
 def console(*, stderr: bool = False) -> Console:
     """A rich console on standard output or error, without any escape codes when NO_COLOR is set."""
-    file = sys.stderr if stderr else sys.stdout
+    file: Any = _AboveBar(sys.stderr) if stderr else sys.stdout
     plain = bool(os.environ.get("NO_COLOR"))
     return Terminal(file=file, highlight=False, color_system=None if plain else "auto")
 

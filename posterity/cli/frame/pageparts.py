@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.cli.frame.importance import column_importance, columns_of
-from posterity.cli.frame.options import LEVEL
+from posterity.cli.frame.options import LEVEL, method_label
 from posterity.cli.frame.outcomes import Outcome
 from posterity.cli.frame.scores import ROWS
 from posterity.cli.frame.sources import Source
@@ -157,8 +157,8 @@ def curves_part(methods: Sequence[Outcome], figures: dict[str, Any]) -> dict[tup
             )
             names = ["loss"] if loss.shape[1] == 1 else [f"{index + 1}" for index in range(min(8, loss.shape[1]))]
             lines = {name: (steps, each) for name, each in zip(names, loss.T, strict=False)}
-            key = f"curve-{outcome.word}-{stage}"
-            figures[key] = curves(f"Loss over the steps of {stage}", f"step of {stage}", "loss", lines)
+            key, label = f"curve-{outcome.word}-{stage}", method_label(stage)
+            figures[key] = curves(f"Loss over the steps of {label}", f"step of {label}", "loss", lines)
             places.append(place(key, "panel"))
         if places:
             parts[outcome.word, outcome.label] = '<div class="panels">\n' + "\n".join(places) + "\n</div>"
@@ -307,7 +307,8 @@ def _columns(source: Source) -> str:
         )  # fmt: skip
         rows.append((column.name, column.part or column.kind, held, f"{missing:,}" if missing else ""))
     more = len(source.preprocessing.inputs) - len(rows)
-    heads = ["column", "kind", "mean ± standard deviation", "missing"]
+    heads = ["column", "kind", "mean ± standard deviation, or values", "missing"]
     note = paragraph(f"{more:,} more columns are not listed.", "note") if more > 0 else ""
     listed = table("Columns", heads, rows, text=(1,))
-    return f"<details>\n<summary>{len(source.preprocessing.inputs):,} columns</summary>\n{listed}\n{note}\n</details>"
+    count = len({column.name for column in source.preprocessing.inputs})
+    return f"<details>\n<summary>{count:,} columns</summary>\n{listed}\n{note}\n</details>"

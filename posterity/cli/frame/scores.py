@@ -23,6 +23,7 @@ from posterity.posteriors import Linearized, Samples
 from posterity.predictive.predictive import Predictive
 from posterity.priors import Normal
 from posterity.report import comparison
+from posterity.report.numbers import short
 from posterity.storage.part import JSON
 
 ROWS = 100  # training rows at which the outputs of chains are compared
@@ -88,8 +89,8 @@ def evidence(posterior: Model, task: Task) -> dict[str, float] | None:
 def evidence_line(method: str, task: Task, result: dict[str, float]) -> str:
     """The same in a line."""
     names = {"prior_scale": "prior scale", "noise": "noise of the logarithm" if task.source.log_target else "noise"}
-    known = [f"{text} {result[key]:.4g}" for key, text in names.items() if key in result]
-    known.append(f"log evidence {result['log_evidence']:.2f} nats.")
+    known = [f"{text} {short(result[key])}" for key, text in names.items() if key in result]
+    known.append(f"log evidence {result['log_evidence']:,.2f} nats.")
     return f"{method_label(method)}: {', '.join(known)}"
 
 

@@ -38,7 +38,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             made = {name: _made(kind, values) for name, kind in groups.items()}
         function(**values, **made)
 
-    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    paragraphs = (" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
+    run.__name__, run.__doc__ = function.__name__, "\n\n".join(paragraphs)  # help breaks lines as the terminal does
     run.__signature__ = inspect.Signature(plain)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in plain}
     return run

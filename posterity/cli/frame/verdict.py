@@ -11,6 +11,7 @@ from posterity.cli.frame.options import LEVEL
 from posterity.metrics import Bootstrap, bootstrap
 from posterity.metrics.scores import mean_over_rows
 from posterity.predictive import Predictive
+from posterity.report.numbers import with_ends
 
 
 @dataclass(frozen=True)
@@ -134,13 +135,9 @@ _TRIVIAL: Mapping[str, str] = {"mean": "predicting the mean", "frequencies": "pr
 
 
 def _span(interval: Bootstrap, rows: int) -> str:
-    """A difference with its interval; both ends have the digits that the difference needs."""
-    value, lower, upper = interval
-    return (
-        f"{_number(abs(value))} ({LEVEL:.0%} interval {_number(lower)} to {_number(upper)}, {rows} test rows)".replace(
-            "%", " %"
-        )
-    )
+    """A difference with its interval, in the digits that the interval supports."""
+    value, ends = with_ends(abs(interval.value), [interval.lower, interval.upper])
+    return f"{value} ({100 * LEVEL:g} % interval {ends}, {rows:,} test rows)"
 
 
 def _number(value: float) -> str:

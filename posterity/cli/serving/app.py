@@ -196,8 +196,10 @@ def make_app(path: Path, run: Run, access: Access, limits: Limits, *, quiet: boo
         return Response(drawn[0], media_type="text/html")
 
     @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return Response(page.docs_page(app.openapi(), predictions.columns), media_type="text/html")
+    async def docs(request: Request) -> Response:
+        example = page.example_row(run, predictions.columns)
+        text = page.docs_page(app.openapi(), example, str(request.base_url))
+        return Response(text, media_type="text/html")
 
     @app.get("/health", summary="Whether the server is alive")
     async def health() -> Response:

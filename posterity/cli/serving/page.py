@@ -72,10 +72,19 @@ def _fields(run: Run, columns: Sequence[str]) -> list[Field]:
     return list(fields.values())
 
 
-def docs_page(schema: Mapping[str, Any], columns: Sequence[str]) -> str:
-    """What the server answers, on one page."""
-    example = json.dumps([dict.fromkeys(columns, 1.0)])
-    curl = f"curl -H 'Content-Type: application/json' -d {quote(example)} http://localhost:8000/predict"
+def example_row(run: Run, columns: Sequence[str]) -> dict[str, float | str | None]:
+    """A row that the run can predict: medians, first categories, and missing dates."""
+    row: dict[str, float | str | None] = {}
+    for field in _fields(run, columns):
+        text = field.choices[0] if field.choices else field.value
+        row[field.name] = float(text) if field.is_number and text else text or None
+    return row
+
+
+def docs_page(schema: Mapping[str, Any], example: Mapping[str, Any], address: str) -> str:
+    """What the server at this address answers, on one page."""
+    content = quote(json.dumps([example], ensure_ascii=False))
+    curl = f"curl -H 'Content-Type: application/json' -d {content} {quote(address)}predict"
     routes = {
         f"{method.upper()} {path}": operation.get("summary", "")
         for path, methods in schema["paths"].items()
@@ -87,7 +96,7 @@ def docs_page(schema: Mapping[str, Any], columns: Sequence[str]) -> str:
             "<h1>How to ask</h1>",
             section("Paths", facts({"GET /": "The report of the run", **routes})),
             section("Rows", f"<pre>{escape(curl)}</pre>", f"<p>{escape(_ANSWER)}</p>"),
-            section("Columns", f"<p>{escape(', '.join(columns))}</p>"),
+            section("Columns", f"<p>{escape(', '.join(example))}</p>"),
             section("Schema", '<p><a href="/openapi.json">OpenAPI</a></p>'),
         ],
     )

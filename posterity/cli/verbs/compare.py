@@ -207,14 +207,14 @@ def _remarks(document: dict[str, Any], task: "Task") -> list[str]:
     from posterity.cli.frame.tasks import kl_weight_line
 
     fitted, rows = task.source.preprocessing, [row for row in document["methods"] if row["failed"] is None]
-    units = "" if fitted is None else f", both in the units of {fitted.target.name}"
+    units = "" if fitted is None else f", in units of {fitted.target.name},"
     meaning = {
-        "classification": "NLL in nats a row and ECE: less is better; accuracy and AUROC: more is better.",
-        "regression": f"NLL in nats a row and RMSE{units}: less is better; R2: more is better; coverage of "
-        f"{100 * LEVEL:g} % intervals: {LEVEL:g} is best.",
+        "classification": "Lower NLL (nats per row) and ECE are better, and higher accuracy and AUROC.",
+        "regression": f"Lower NLL (nats per row) and RMSE{units} are better, and higher R2; the best coverage of "
+        f"{100 * LEVEL:g} % intervals is {LEVEL:g}.",
     }[task.data.task]
     lines = [
-        f"{len(task.data.train)} training rows, {len(task.data.test)} test rows, seed {task.settings.seed} "
+        f"{len(task.data.train):,} training rows, {len(task.data.test):,} test rows, seed {task.settings.seed} "
         f"({'test rows, ' if fitted else ''}starting weights and order of rows).",
         f"{meaning} * best of its column. --json has more scores, and an interval of each.",
     ]

@@ -155,7 +155,7 @@ def _write_page(
 
 def _fitted_line(document: dict[str, Any]) -> str:
     return (
-        f"{document['fitted_rows']} of these {document['rows']} rows were fitted: on them the scores say how well "
+        f"{document['fitted_rows']:,} of these {document['rows']:,} rows were fitted: on them the scores say how well "
         "the run remembers, not how well it predicts."
     )
 
@@ -288,9 +288,10 @@ def _print(document: dict[str, Any], source: "Source") -> None:
 
     from posterity.cli.frame.columns import all_columns
     from posterity.cli.frame.options import LEVEL
+    from posterity.report.numbers import number
 
     out, label = console(), o.method_label(document["method"])
-    title = f"{document['data']}, {document['rows']} rows, {label}, run {document['run']}"
+    title = f"{document['data']}, {document['rows']:,} rows, {label}, run {document['run']}"
     out.print(Text(title, "bold"), soft_wrap=True)
     rows = table("score", label, f"{100 * LEVEL:g} % interval")
     for column in all_columns(source.data, document["level"]):
@@ -302,7 +303,7 @@ def _print(document: dict[str, Any], source: "Source") -> None:
     for key, value in (document["conformal"] or {"scores": {}})["scores"].items():
         lower, upper = document["conformal"]["intervals"][key]
         heading = f"conformal {key.replace('_', ' ')} at {100 * document['level']:g} %"
-        rows.add_row(heading, f"{value:.4f}", f"{lower:.4f} to {upper:.4f}")
+        rows.add_row(heading, number(value), f"{number(lower)} to {number(upper)}")
     out.print(rows)
     for confusion in (document["confusion"], (document["decisions"] or {}).get("confusion")):
         if confusion is not None and len(confusion["classes"]) <= MOST_CLASSES:
@@ -322,13 +323,16 @@ def _print(document: dict[str, Any], source: "Source") -> None:
 
 def _lines(document: dict[str, Any]) -> list[str]:
     """What to say below the table."""
+    from posterity.report.numbers import number
+
     lines, abstention = [], document["abstention"]
     if (conformal := document["conformal"]) is not None:
         lines.append(f"Conformal prediction at {100 * conformal['level']:g} %: {conformal['guarantee']}")
     if document["fitted_rows"]:
         lines.append(_fitted_line(document))
-    risks = ", ".join(
-        f"{100 * share:g} % {risk:.4g}" for share, risk in zip(abstention["answered"], abstention["risks"], strict=True)
+    risks = "; ".join(
+        f"{100 * share:g} %: {number(risk)}"
+        for share, risk in zip(abstention["answered"], abstention["risks"], strict=True)
     )
     lines.append(f"{abstention['risk']} where only the surest rows are answered: {risks}.")
     if (decided := document["decisions"]) is not None:
@@ -336,7 +340,8 @@ def _lines(document: dict[str, Any]) -> list[str]:
         second = decided["confusion"]["classes"][1]
         cut = "" if decided["threshold"] is None else f" ({second} from probability {decided['threshold']:.4g} on)"
         lines.append(
-            f"Decisions of least expected cost{cut} cost {decided['mean_cost']:.4g} a row (95 % interval {lower:.4g} "
-            f"to {upper:.4g}); the most probable class costs {decided['mean_cost_of_most_probable']:.4g}."
+            f"Decisions of least expected cost{cut} cost {number(decided['mean_cost'])} a row (95 % interval "
+            f"{number(lower)} to {number(upper)}); the most probable class costs "
+            f"{number(decided['mean_cost_of_most_probable'])}."
         )
     return lines

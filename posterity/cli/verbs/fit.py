@@ -311,12 +311,10 @@ def _report(
     known = [column for column in columns(rows) if column.key in values]  # earlier releases stored fewer
     shown = "   ".join(f"{column.heading} {column.shown(values[column.key])}" for column in known)
     network = "" if task is None else f", network {describe(task)}"
-    lines = [f"{len(rows.test)} test rows:   {shown}"] if len(rows.test) else []
+    lines = [f"{len(rows.test):,} test rows:   {shown}"] if len(rows.test) else []
     if not len(rows.test) and folds is None:
-        lines.append(f"All {len(rows.train)} rows are fitted: --cv 5 would score them by cross-validation.")
+        lines.append(f"All {len(rows.train):,} rows are fitted: --cv 5 would score them by cross-validation.")
     lines += [f"{AUTO}: {chosen}"] if chosen is not None else []
-    if chosen is not None and source.preprocessing is not None and rows.classes is None:
-        lines[-1] += " Its densities are of the standardised target."
     lines += [evidence_line(name, task, tuned)] if task is not None and tuned is not None else []
     lines += [chains_line(name, told)] if told is not None else []
     lines += [line] if task is not None and (line := kl_weight_line(name, task)) else []
