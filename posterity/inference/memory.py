@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive_whole
+from posterity.inference.allocations import batch_bytes, gradient_bytes
 from posterity.inference.costs import Time, estimate
 from posterity.inference.method import PREDICTED_ROWS, Method, check_arguments, with_passes
 from posterity.model.batch import Inputs, map_inputs, num_rows
@@ -66,11 +67,11 @@ def data_bytes(data: Data) -> int:
 def fit_bytes(
     optimizer: Optimizer, joint: Problem, data: Data, batch_size: int | None, size: int | None = None
 ) -> dict[str, int]:
-    """Return the bytes of the optimiser's state for this size (None: theta's), and of a batch's activations."""
+    """Return the bytes of the optimiser's state for this size (None: theta's), and of a batch with its activations."""
     like = torch.empty(joint.size if size is None else size, dtype=joint.dtype, device="meta")
     return {
         "optimiser": (joint.num_members or 1) * tensor_bytes(list(optimizer.init(like))),
-        "activations of a batch": 2 * activation_bytes(joint, data, batch_size),
+        "activations of a batch": batch_bytes(data, batch_size) + gradient_bytes(joint, data, batch_size),
     }
 
 

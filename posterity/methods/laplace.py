@@ -60,6 +60,8 @@ _HINTS = {
 
 FORMED = 6  # matrices of a dense fit: sums, summands, the precision, its factor, and copies between them
 PER_OUTPUT = 6  # numbers for each output of a prediction: moments, logits, probabilities, and copies of them
+FEW_OUTPUTS = 64  # up to which the columns of a curvature are counted on a row
+PRIOR = 3  # vectors of all weights for the prior: its precision, theta in float64, and products
 TUNED = 12  # vectors of all weights in one evaluation of the evidence with its gradient
 WHOLE = 3000  # weights up to which the default structure is the whole matrix
 AUTO: Final = "auto"
@@ -256,18 +258,29 @@ class Laplace(Method):
             known = replace(known, select=chosen)
         columns = self.curvature.columns_for(outputs, structure.whole(known), joint.num_data)
         columns = outputs if closed else columns
-        kept = structure.bytes(known, joint.num_data, columns)
+        made = columns
+        if isinstance(self.curvature, GaussNewton) and not closed and outputs <= FEW_OUTPUTS:
+            likelihood = joint.member(0).likelihood
+            fixed = likelihood.fixed(likelihood.free(joint.network.initial))
+            made = len(fixed.output_root(torch.zeros_like(example)))  # classes have one column less
+        kept = structure.bytes(known, joint.num_data, made)
         if not self.curvature.factored:
             kept = max(kept, FORMED * 8 * known.size**2)
         rows = min(joint.num_data, joint.num_data if self.batch_size is None else self.batch_size)
-        parts = {
-            **weights,
-            "derivatives of some rows": derivative_bytes(joint, known, rows, 0 if closed else columns),
-            "curvature and precision": (joint.num_members or 1) * max(kept, choosing),
-            **({} if self.tuning is None else {"tuning": TUNED * 8 * known.size}),
+        members, vectors = joint.num_members or 1, 8 * (known.size if structure.whole(known) else joint.num_weights)
+        summed = structure.summed_bytes(known, joint.num_data, made, joint.dtype.itemsize)
+        pass_over_rows = {
+            "derivatives of some rows": derivative_bytes(joint, known, rows, 0 if closed else columns, made),
+            "curvature and precision": members * max(summed, choosing),
+        }
+        end = {
+            "curvature and precision": members * max(kept, choosing),
+            "prior and slope": members * PRIOR * 8 * joint.num_weights,
+            **({} if self.tuning is None else {"tuning": TUNED * vectors}),
         }
         words = self._words(joint.narrowed(chosen))
-        return Footprint(words, parts, predictions, lambda: self._alternatives(given, inputs))
+        found = Footprint.at_peak(words, weights, pass_over_rows, end)
+        return replace(found, predictions=predictions, alternatives=lambda: self._alternatives(given, inputs))
 
     def work(self, joint: Problem, data: Data) -> Work | None:
         if joint.network is None or not isinstance(self.subset, AllWeights):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posterity.errors import BadData, Diverged, fraction, positive, shown
 from posterity.inference.acceleration import Potential, budget, potential
+from posterity.inference.allocations import gradient_bytes
 from posterity.inference.kept import kept_bytes, stacked
 from posterity.inference.memory import activation_bytes
 from posterity.inference.method import Effort, Footprint, Info, Traits
@@ -189,6 +190,9 @@ class Sampler(Chains):
     Rows of theta are chains. One step of a run is one transition of all of them.
     """
 
+    vectors: ClassVar[int] = 11
+    """Vectors of theta's size that a chain holds at once in a transition."""
+
     cautious: ClassVar[bool] = False
     """Whether chains that accept less than others count more, see `Warmup`: for trajectories of many leapfrogs."""
 
@@ -291,11 +295,12 @@ class Sampler(Chains):
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         chains = f"{self.chains} chains of {self.draws:,} draws over {joint.size:,} parameters"
-        activations = 2 * activation_bytes(joint, data, None) * self.chains
+        row = 2 * activation_bytes(joint, data, 1) * self.chains // (joint.num_members or 1)
+        rows = max(1, budget(joint) // max(1, row))  # of a piece: see `Potential`
         parts = {
-            "chains": 12 * self.chains * joint.size * joint.dtype.itemsize,
+            "chains": self.vectors * self.chains * joint.size * joint.dtype.itemsize,
             **kept_bytes(joint, self.chains, self.draws),
-            "activations": min(activations // (joint.num_members or 1), budget(joint)),
+            "activations": gradient_bytes(joint, data, min(rows, data.num_data), self.chains),
         }
         return Footprint(f"{type(self).__name__} with {chains}", parts)
 
