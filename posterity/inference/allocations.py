@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ def gradient_bytes(joint: Problem, data: Data, rows: int | None, members: int | 
     if not isinstance(joint, Joint) or isinstance(data, NoData):
         return 0
     members = joint.num_members if members is None else members
-    joint = joint.member(0).alone
+    joint = replace(joint.member(0).alone)  # another object, whose caches hold nothing for the run
     network, first = joint.network, data.first().member(0)
     count = min(data.num_data, data.num_data if rows is None else rows, network.passes.micro_batch or data.num_data)
     batch = joint.check(first.map(lambda t: t[torch.arange(max(FEW)) % first.size].to(joint.device)))

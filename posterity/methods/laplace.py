@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from types import NoneType
 from typing import Final, Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -25,7 +24,6 @@ from posterity.curvature import (
     Structure,
 )
 from posterity.curvature.curvature import Rows
-from posterity.curvature.derivatives import derivative_bytes
 from posterity.curvature.kronecker import SMALL
 from posterity.curvature.structure import Sums
 from posterity.curvature.survey import PLAIN, Place, survey
@@ -33,8 +31,8 @@ from posterity.errors import check_batch_size
 from posterity.evidence import PerTensor, PredictiveFit, Tuning
 from posterity.evidence.cavities import LEAVE_ONE_OUT
 from posterity.inference.memory import refuse_too_large
-from posterity.inference.method import PREDICTED_ROWS, Footprint, Info, Method, Traits, Work, theta_bytes
-from posterity.jacobians.jacobian import chunk_size
+from posterity.inference.method import Footprint, Info, Method, Traits, Work, theta_bytes
+from posterity.methods.parts.curvature_memory import end_bytes, formed_bytes, pass_bytes, predicted_bytes
 from posterity.methods.parts.gaussian_at_mode import Fit, gaussian_at_mode, prior_precision, side_by_side, with_rows
 from posterity.methods.parts.subset import AllWeights, KnownCurvature, LastLayer, Subset, largest
 from posterity.methods.parts.width_cost import that_predicts
@@ -44,7 +42,6 @@ from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, Feed, NoData
 from posterity.numerics.random import Key
 from posterity.posteriors import Linearized, Posterior
-from posterity.predictive.probit import default_integrator
 from posterity.priors import Correlated
 
 logger = logging.getLogger("posterity")
@@ -58,11 +55,6 @@ _HINTS = {
     "tuning": 'Use "auto", Evidence(), MacKay() or None; ValidationGrid() goes to evidence.retuned after the fit.',
 }
 
-FORMED = 6  # matrices of a dense fit: sums, summands, the precision, its factor, and copies between them
-PER_OUTPUT = 6  # numbers for each output of a prediction: moments, logits, probabilities, and copies of them
-FEW_OUTPUTS = 64  # up to which the columns of a curvature are counted on a row
-PRIOR = 3  # vectors of all weights for the prior: its precision, theta in float64, and products
-TUNED = 12  # vectors of all weights in one evaluation of the evidence with its gradient
 WHOLE = 3000  # weights up to which the default structure is the whole matrix
 AUTO: Final = "auto"
 
@@ -237,57 +229,29 @@ class Laplace(Method):
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         weights = {"weights": 3 * theta_bytes(joint)}
         if joint.network is None:
-            return Footprint(self._words(joint), {**weights, "curvature and precision": FORMED * 8 * joint.size**2})
+            return Footprint(self._words(joint), {**weights, "curvature and precision": formed_bytes(joint.size)})
         given, inputs = joint.as_joint("Laplace"), data.first().member(0).inputs
         joint = self.subset.of(given, inputs)
         number = self.subset.count or 0
         chosen = torch.arange(min(number, joint.num_random))  # as many indices as single weights will be chosen
         structure, known = self.structure_for(joint.narrowed(chosen)), survey(joint, inputs)
-        outputs = max(1, prod(known.event))
-        closed = known.only_output and self.curvature.in_closed_form(joint.likelihood, known)
-        predictions = derivative_bytes(joint, known, PREDICTED_ROWS, 0 if known.only_output else outputs)
-        example = torch.empty(1, *known.event, dtype=joint.dtype)
-        marginal = default_integrator(joint.likelihood, example).marginal(joint.likelihood, example)
-        predictions += 8 * PREDICTED_ROWS * outputs * (PER_OUTPUT if marginal else outputs)
-        if isinstance(structure, Full):  # rows of a Jacobian
-            row = outputs * known.size
-            predictions += 3 * 8 * min(PREDICTED_ROWS * row, max(row, chunk_size(joint.device)))
-        choosing = 0
-        if number:  # after a pass for the variances of all
-            choosing = Diagonal().bytes(known, joint.num_data, outputs)
-            known = replace(known, select=chosen)
-        columns = self.curvature.columns_for(outputs, structure.whole(known), joint.num_data)
-        columns = outputs if closed else columns
-        made = columns
-        if isinstance(self.curvature, GaussNewton) and not closed and outputs <= FEW_OUTPUTS:
-            likelihood = joint.member(0).likelihood
-            fixed = likelihood.fixed(likelihood.free(joint.network.initial))
-            made = len(fixed.output_root(torch.zeros_like(example)))  # classes have one column less
-        kept = structure.bytes(known, joint.num_data, made)
-        if not self.curvature.factored:
-            kept = max(kept, FORMED * 8 * known.size**2)
-        rows = min(joint.num_data, joint.num_data if self.batch_size is None else self.batch_size)
-        members, vectors = joint.num_members or 1, 8 * (known.size if structure.whole(known) else joint.num_weights)
-        summed = structure.summed_bytes(known, joint.num_data, made, joint.dtype.itemsize)
-        pass_over_rows = {
-            "derivatives of some rows": derivative_bytes(joint, known, rows, 0 if closed else columns, made),
-            "curvature and precision": members * max(summed, choosing),
-        }
-        end = {
-            "curvature and precision": members * max(kept, choosing),
-            "prior and slope": members * PRIOR * 8 * joint.num_weights,
-            **({} if self.tuning is None else {"tuning": TUNED * vectors}),
-        }
-        words = self._words(joint.narrowed(chosen))
-        found = Footprint.at_peak(words, weights, pass_over_rows, end)
+        predictions = predicted_bytes(joint, known, structure)
+        choosing = Diagonal().bytes(known, joint.num_data, 1) if number else 0  # after a pass for the variances of all
+        known = replace(known, select=chosen) if number else known
+        in_pass = pass_bytes(joint, known, self.curvature, structure, self.batch_size)
+        end = end_bytes(joint, known, self.curvature, structure, tuned=self.tuning is not None)
+        for parts in (in_pass, end):
+            parts["curvature and precision"] = max(parts["curvature and precision"], choosing)
+        found = Footprint.at_peak(self._words(joint.narrowed(chosen)), weights, in_pass, end)
         return replace(found, predictions=predictions, alternatives=lambda: self._alternatives(given, inputs))
 
     def work(self, joint: Problem, data: Data) -> Work | None:
         if joint.network is None or not isinstance(self.subset, AllWeights):
             return None
-        given, parts = joint.as_joint("Laplace"), self.footprint(joint, data).parts
-        moved = 2 * (parts["derivatives of some rows"] + parts["curvature and precision"])
-        return curvature_work(given, data, self.batch_size, self.curvature, self.structure_for(given), moved)
+        given, structure = joint.as_joint("Laplace"), self.structure_for(joint)
+        known = survey(given, data.first().member(0).inputs)
+        moved = 2 * sum(pass_bytes(given, known, self.curvature, structure, self.batch_size).values())
+        return curvature_work(given, data, self.batch_size, self.curvature, structure, moved)
 
     def _words(self, joint: Problem) -> str:
         """Name of the method with the settings that decide its size."""

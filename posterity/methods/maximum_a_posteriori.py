@@ -190,15 +190,16 @@ class MAP(GradientFit):
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         theta, fit = theta_bytes(joint), fit_bytes(self.optimizer, joint, data, self.batch_size)
         activations = {"activations of a batch": fit.pop("activations of a batch")}
-        held = {"weights": theta, **fit, "gradient": 2 * theta}  # of the prior as well
+        held, gradient = {"weights": theta, **fit}, {"gradient": 2 * theta}  # of data and prior
         if isinstance(self.optimizer, LBFGS):  # it makes new pairs of vectors from the old ones
             pairs, double = 2 * self.optimizer.memory * theta, 8 // joint.dtype.itemsize
             products = double * pairs * (1 if double == 1 else 2)  # in float64
-            phases = [activations, {"line search": pairs + products + 8 * theta}]
+            phases = [{**gradient, **activations}, {"line search": pairs + products + 10 * theta}]
         else:
-            phases = [{**activations, "proximal step": 6 * theta} if self.proximal else activations]
-        closing = {"distance to the mode": distance_bytes(joint, data, self.batch_size) - theta}
-        return Footprint.at_peak(self.words(joint), held, *phases, closing)
+            proximal = {"proximal step": 6 * theta} if self.proximal else {}
+            phases = [{**gradient, **activations, **proximal}]
+        closing = distance_bytes(joint, data, self.batch_size)
+        return Footprint.at_peak(self.words(joint), held, *phases, *({"gradient": theta, **each} for each in closing))
 
     def work(self, joint: Problem, data: Data) -> Work | None:
         if self.proximal or not isinstance(self.optimizer, Adam):

@@ -11,7 +11,7 @@ def all_finite(values: Tensor) -> Tensor:
     (tensor(False), tensor(True))
     """
     values = values.detach()
-    ends = torch.stack(torch.aminmax(values)) if values.numel() else values
+    ends = torch.stack((values.amin(), values.amax())) if values.numel() else values  # whatever the strides
     return torch.isfinite(ends).all()
 
 
@@ -21,5 +21,5 @@ def finite_rows(values: Tensor) -> Tensor:
     >>> finite_rows(torch.tensor([[1.0, torch.inf], [0.0, 2.0]]))
     tensor([False,  True])
     """
-    ends = torch.stack(torch.aminmax(values, dim=1)) if values.shape[1] else values.T
+    ends = torch.stack((values.amin(1), values.amax(1))) if values.shape[1] else values.T
     return torch.isfinite(ends).all(0)

@@ -61,20 +61,24 @@ def mode_distance(joint: Problem, theta: Tensor, buffers: Buffers, data: Data, s
     return distance if theta.dim() > 1 else distance[0]
 
 
-def distance_bytes(joint: Problem, data: Data, rows: int | None) -> int:
-    """Return the bytes that the distance takes at its peak, for batches of so many rows; 0 where there is none."""
+def distance_bytes(joint: Problem, data: Data, rows: int | None) -> list[dict[str, int]]:
+    """Return the bytes that the distance takes, in its phases, for batches of so many rows."""
     if not isinstance(joint, Joint):
-        return 8 * 4 * joint.size**2 if joint.size <= WHOLE else 0
+        return [{"distance to the mode": 8 * 4 * joint.size**2 if joint.size <= WHOLE else 0}]
     try:
         _refuse_unmeasured(joint, data)
     except ValueError:
-        return 0
-    double, own = 8 * joint.size, joint.size * joint.dtype.itemsize
-    members = joint.num_members or 1
-    sums = 2 * members * double  # the gradient, and the curvature of each member
-    gradient = members * (double + own) + gradient_bytes(joint, data, rows)
-    count = min(CURVED, data.num_data if rows is None else rows)
-    return max(gradient, sums + 3 * double, sums - double + double + own + curvature_bytes(joint, data, count))
+        return []
+    name, double, own = "distance to the mode", 8 * joint.size, joint.size * joint.dtype.itemsize
+    members, further = joint.num_members or 1, rows is not None and rows < data.num_data
+    # The gradient so far, that of a batch as it is and in float64, and the curvature of the batches before.
+    gradient = members * ((3 if further else 2) * double + own)
+    derivatives = curvature_bytes(joint, data, min(CURVED, data.num_data if rows is None else rows))
+    return [
+        {name: gradient, "activations of a batch": gradient_bytes(joint, data, rows)},
+        {name: 2 * members * double + own, "derivatives of some rows": derivatives},
+        {name: (2 * members + 3) * double},  # with the prior's precision
+    ]
 
 
 def curvature_bytes(joint: Joint, data: Data, rows: int) -> int:

@@ -190,9 +190,6 @@ class Sampler(Chains):
     Rows of theta are chains. One step of a run is one transition of all of them.
     """
 
-    vectors: ClassVar[int] = 11
-    """Vectors of theta's size that a chain holds at once in a transition."""
-
     cautious: ClassVar[bool] = False
     """Whether chains that accept less than others count more, see `Warmup`: for trajectories of many leapfrogs."""
 
@@ -292,6 +289,11 @@ class Sampler(Chains):
                 "row has no posterior: give the likelihood log_scale_prior=(mean, standard deviation)."
             )
         return joint
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of theta's size that a chain holds at once in a transition: places, momenta, a leapfrog's terms."""
+        return 11
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         chains = f"{self.chains} chains of {self.draws:,} draws over {joint.size:,} parameters"
