@@ -235,8 +235,9 @@ def _used(
     jacobians: list[tuple[Block, Jacobian]] = []
     for block, own in parts.items():
         each = [use.jacobian(gradients, differentiable) for use, gradients in own]
-        if len(each) > 1 and all(isinstance(part, (Thin, Matrix)) for part in each):  # they count as positions
-            matrices = [part.matrix if isinstance(part, Thin) else part for part in each]
+        maps = [part for part in each if isinstance(part, (Thin, Matrix))]
+        if len(each) > 1 and len(maps) == len(each):  # uses by linear maps count as positions
+            matrices = [part.matrix if isinstance(part, Thin) else part for part in maps]
             jacobians.append((block, Matrix.at_positions(matrices)))
         else:
             jacobians += [(block, part) for part in each]

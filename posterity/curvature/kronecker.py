@@ -82,7 +82,11 @@ class Kronecker(Factored):
         return BlockDiagonal(tuple(place.block for place in places), tuple(parts), prior.shape[-1])
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
-        return 8 * 2 * sum(map(_factor_entries, survey.places)) + _decomposition_bytes(survey)
+        # Factors, their copies and eigenvectors, and three numbers for each weight.
+        return 8 * sum(3 * _factor_entries(place) + 3 * place.block.size for place in survey.places)
+
+    def making_bytes(self, survey: Survey) -> int:
+        return _decomposition_bytes(survey)
 
     def summed_bytes(self, survey: Survey, num_data: int, columns: int, itemsize: int) -> int:
         return itemsize * 2 * sum(map(_factor_entries, survey.places))
@@ -123,7 +127,7 @@ def _factor_entries(place: Place) -> int:
 
 
 def _decomposition_bytes(survey: Survey) -> int:
-    """Bytes while the factors are decomposed one after the other, beside these.
+    """Bytes while the factors are decomposed one after the other, beyond what stays of them in the end.
 
     A factor is whitened, made symmetric, and decomposed with work space of twice its size; what stays are eigenvectors,
     and three numbers for each weight.
@@ -138,7 +142,7 @@ def _decomposition_bytes(survey: Survey) -> int:
         else:
             peak = max(peak, held + DECOMPOSED * whole)
         held += whole + tables
-    return 8 * max(peak, held)
+    return 8 * max(0, peak - held)
 
 
 def is_wide(place: Place) -> bool:
@@ -308,9 +312,12 @@ class CorrectedKronecker(Factored):
         return BlockDiagonal(tuple(place.block for place in places), tuple(parts), prior.shape[-1])
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
-        # Beside factors and eigenvectors, both with a copy: the bases, and the variances along them.
+        # Beside what `Kronecker` has: the bases and the variances along them, both with a copy.
         entries = sum(2 * _factor_entries(place) + 4 * place.block.size for place in survey.places)
         return Kronecker().bytes(survey, num_data, columns) + 8 * entries
+
+    def making_bytes(self, survey: Survey) -> int:
+        return _decomposition_bytes(survey)
 
     def summed_bytes(self, survey: Survey, num_data: int, columns: int, itemsize: int) -> int:
         entries = sum(2 * _factor_entries(place) + 2 * place.block.size for place in survey.places)

@@ -79,6 +79,10 @@ class Structure(ABC):
         A row has `columns` columns. Layers that keep their diagonal for want of a rule are bounded from above.
         """
 
+    def making_bytes(self, survey: Survey) -> int:
+        """Bytes that the precision takes while it is made, beyond `bytes`."""
+        return 0
+
     @abstractmethod
     def summed_bytes(self, survey: Survey, num_data: int, columns: int, itemsize: int) -> int:
         """Bytes of the sums in a pass over the rows, with what is added to them; numbers of rows have `itemsize`."""

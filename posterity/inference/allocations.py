@@ -18,11 +18,11 @@ from posterity.numerics.random import Key
 FEW = 2, 3  # rows of the two runs
 
 
-class _Allocations(TorchDispatchMode):
+class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the bytes in memory after each operation inside `with`, of what was allocated there: `levels`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.levels: list[int] = []
         self._held = 0
         self._known: dict[int, torch.UntypedStorage | None] = {}  # by address of the storage; those from outside

@@ -77,7 +77,8 @@ class Footprint:
     @classmethod
     def at_peak(cls, words: str, always: Mapping[str, int], *phases: Mapping[str, int]) -> "Footprint":
         """Return the footprint of a run of several phases: what it `always` holds, and the phase that takes most."""
-        return cls(words, {**always, **max(phases, key=lambda parts: sum(parts.values()))})
+        most: Mapping[str, int] = max(phases, key=lambda parts: sum(parts.values()))
+        return cls(words, {**always, **most})
 
     def plus(self, parts: Mapping[str, int]) -> "Footprint":
         """Return the footprint with further parts."""

@@ -227,7 +227,7 @@ class Laplace(Method):
         return joint
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
-        weights = {"weights": 3 * theta_bytes(joint)}
+        weights = {"weights": 2 * theta_bytes(joint)}
         if joint.network is None:
             return Footprint(self._words(joint), {**weights, "curvature and precision": formed_bytes(joint.size)})
         given, inputs = joint.as_joint("Laplace"), data.first().member(0).inputs
@@ -239,10 +239,10 @@ class Laplace(Method):
         choosing = Diagonal().bytes(known, joint.num_data, 1) if number else 0  # after a pass for the variances of all
         known = replace(known, select=chosen) if number else known
         in_pass = pass_bytes(joint, known, self.curvature, structure, self.batch_size)
-        end = end_bytes(joint, known, self.curvature, structure, tuned=self.tuning is not None)
-        for parts in (in_pass, end):
+        ends = end_bytes(joint, known, self.curvature, structure, tuned=self.tuning is not None)
+        for parts in (in_pass, *ends):
             parts["curvature and precision"] = max(parts["curvature and precision"], choosing)
-        found = Footprint.at_peak(self._words(joint.narrowed(chosen)), weights, in_pass, end)
+        found = Footprint.at_peak(self._words(joint.narrowed(chosen)), weights, in_pass, *ends)
         return replace(found, predictions=predictions, alternatives=lambda: self._alternatives(given, inputs))
 
     def work(self, joint: Problem, data: Data) -> Work | None:

@@ -319,7 +319,7 @@ def test_devices_that_share_the_rows_each_hold_all_rows_and_weights_and_a_part_o
     cases = (
         (wider, MAP(steps=1, batch_size=None, optimizer=adam)),
         (deep, MAP(steps=1, batch_size=50_000, optimizer=adam)),
-        (deep, Laplace(structure=Diagonal(), batch_size=2048)),
+        (deep, Laplace(structure=Diagonal(), batch_size=560)),
     )
     for problem, method in cases:
         alone, shared = po.plan(method, problem, rows), po.plan(method, problem, rows, world_size=7)

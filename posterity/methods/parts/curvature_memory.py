@@ -15,7 +15,7 @@ from posterity.predictive.probit import default_integrator
 FORMED = 6  # matrices of a dense fit: sums, summands, the precision, its factor, and copies between them
 PER_OUTPUT = 6  # numbers for each output of a prediction: moments, logits, probabilities, and copies of them
 FEW_OUTPUTS = 64  # up to which the columns of a curvature are counted on a row
-PRIOR = 3  # vectors of all weights for the prior: its precision, theta in float64, and products
+LOG_PRIOR = 3  # vectors of all weights for the log prior: theta in float64, whitened, and squared
 TUNED = 12  # vectors of all weights in one evaluation of the evidence with its gradient
 
 
@@ -51,17 +51,22 @@ def pass_bytes(
     }
 
 
-def end_bytes(joint: Joint, known: Survey, curvature: Curvature, structure: Structure, tuned: bool) -> dict[str, int]:
-    """Return the bytes at the end of a run: sums, precisions and the prior's part of all members, and tuning."""
+def end_bytes(
+    joint: Joint, known: Survey, curvature: Curvature, structure: Structure, tuned: bool
+) -> list[dict[str, int]]:
+    """Return the bytes at the end of a run, of all members: while precisions are made, with the prior, and tuned."""
     kept = structure.bytes(known, joint.num_data, _columns(joint, known, curvature, structure)[1])
     if not curvature.factored:
         kept = max(kept, formed_bytes(known.size))
-    members = joint.num_members or 1
-    return {
-        "curvature and precision": members * kept,
-        "prior": members * PRIOR * 8 * joint.num_weights,
-        **({"tuning": TUNED * 8 * known.size} if tuned else {}),
-    }
+    name, members = "curvature and precision", joint.num_members or 1
+    prior = members * 2 * 8 * joint.num_random
+    ends = [
+        {name: members * kept + structure.making_bytes(known), "prior": prior},
+        {name: members * kept, "prior": prior + LOG_PRIOR * 8 * joint.num_weights},
+    ]
+    if tuned:  # eigenvalues of a matrix that is kept whole, by a copy of it
+        ends.append({name: members * kept, "tuning": 8 * (TUNED * known.size + structure.whole(known) ** 2)})
+    return ends
 
 
 def predicted_bytes(joint: Joint, known: Survey, structure: Structure) -> int:

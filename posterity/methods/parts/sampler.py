@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData, Diverged, fraction, positive, shown
-from posterity.inference.acceleration import Potential, budget, potential
+from posterity.inference.acceleration import Potential, potential, rows_at_once
 from posterity.inference.allocations import gradient_bytes
 from posterity.inference.kept import kept_bytes, stacked
-from posterity.inference.memory import activation_bytes
 from posterity.inference.method import Effort, Footprint, Info, Traits
 from posterity.inference.run import FAR
 from posterity.kernels.adaptation import (
@@ -297,14 +296,13 @@ class Sampler(Chains):
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         chains = f"{self.chains} chains of {self.draws:,} draws over {joint.size:,} parameters"
-        row = 2 * activation_bytes(joint, data, 1) * self.chains // (joint.num_members or 1)
-        rows = max(1, budget(joint) // max(1, row))  # of a piece: see `Potential`
+        held = {"chains": self.vectors * self.chains * joint.size * joint.dtype.itemsize}
+        rows = min(data.num_data, rows_at_once(joint, data, self.chains))
         parts = {
-            "chains": self.vectors * self.chains * joint.size * joint.dtype.itemsize,
             **kept_bytes(joint, self.chains, self.draws),
-            "activations": gradient_bytes(joint, data, min(rows, data.num_data), self.chains),
+            "activations": gradient_bytes(joint, data, rows, self.chains),
         }
-        return Footprint(f"{type(self).__name__} with {chains}", parts)
+        return Footprint(f"{type(self).__name__} with {chains}", {**held, **parts})
 
     def batches(self, data: Data, key: Key) -> Feed:
         """All rows in every transition; rows of a loader are read once and held."""
