@@ -173,7 +173,11 @@ def plan(
     micro_batch: int | None = None,
     world_size: int = 1,
 ) -> Plan:
-    """Estimate the memory of `infer(method, joint, data)` within a factor of about two, without running it.
+    """Estimate the memory of `infer(method, joint, data)` at its peak, without running it.
+
+    Parts are those of the phase of the run that takes most: on a CPU mostly within a tenth of what is measured. It is
+    an upper bound for `NUTS`, whose trajectories are counted at their longest, for estimators that draw inside layers,
+    and for dropout; scratch of single kernels is not counted, and on a GPU nothing was measured.
 
     `precision` and `micro_batch` are those of `infer`. With a `world_size` the memory is that of each of so many
     devices, between which the work on a batch is divided; rows, weights, moments and curvature are on each of them

@@ -291,18 +291,15 @@ class Sampler(Chains):
 
     @property
     def vectors(self) -> int:
-        """Vectors of theta's size that a chain holds at once in a transition: places, momenta, a leapfrog's terms."""
+        """Vectors of theta's size that a chain holds at once: places, momenta, the terms of a leapfrog."""
         return 11
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
-        chains = f"{self.chains} chains of {self.draws:,} draws over {joint.size:,} parameters"
-        held = {"chains": self.vectors * self.chains * joint.size * joint.dtype.itemsize}
-        rows = min(data.num_data, rows_at_once(joint, data, self.chains))
-        parts = {
-            **kept_bytes(joint, self.chains, self.draws),
-            "activations": gradient_bytes(joint, data, rows, self.chains),
-        }
-        return Footprint(f"{type(self).__name__} with {chains}", {**held, **parts})
+        words = f"{type(self).__name__} with {self.chains} chains of {self.draws:,} draws over {joint.size:,} numbers"
+        chains = self.vectors * self.chains * joint.size * joint.dtype.itemsize
+        passes = gradient_bytes(joint, data, rows_at_once(joint, data, self.chains), self.chains)
+        kept = kept_bytes(joint, self.chains, self.draws)
+        return Footprint(words, {"chains": chains, **kept, "activations": passes})
 
     def batches(self, data: Data, key: Key) -> Feed:
         """All rows in every transition; rows of a loader are read once and held."""

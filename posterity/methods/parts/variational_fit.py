@@ -19,12 +19,13 @@ from posterity.methods.parts.gradient_runs import usual_steps
 from posterity.methods.parts.gradients.drawn_weights import PairedSampling, WeightSampling
 from posterity.methods.parts.gradients.estimator import Estimator
 from posterity.methods.parts.mode_search import AtMode, Search, SearchState, first_damping, search_step
-from posterity.methods.parts.width_cost import measured_width_cost
+from posterity.methods.parts.width_cost import FEWEST_DRAWS, FEWEST_ROWS, SHARE, measured_width_cost
 from posterity.methods.parts.work import gradient_work
 from posterity.model import Batch, Data, Joint, Problem
 from posterity.model.data import StreamData
 from posterity.numerics.random import Key
 from posterity.optim import Constant, Cosine, Optimizer, ScaledAdam
+from posterity.posteriors.gaussian import LARGE
 from posterity.priors.fan import FanIn, ScaleRule
 
 ROWS = 1024
@@ -167,7 +168,11 @@ class VariationalFit(GradientFit):
         else:
             matrices = {}
         activations = {"activations of a batch": fit["activations of a batch"]}
-        phases = activations, {"prior": prior}, matrices, {"posterior": posterior}
+        phases = [activations, {"prior": prior}, matrices, {"posterior": posterior}]
+        if SHARE * self.rows_seen(data) >= FEWEST_ROWS * FEWEST_DRAWS:  # the width's cost is measured, by draws
+            members, count = joint.num_members or 1, joint.num_random
+            drawn = (8 + joint.dtype.itemsize) * max(count, LARGE["cpu"])
+            phases.append({"posterior": theta_bytes(joint) + 12 * members * count, "draws of the posterior": drawn})
         return Footprint.at_peak(self.words(joint), held, *phases)
 
     @property
