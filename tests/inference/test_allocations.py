@@ -55,7 +55,7 @@ def test_counting_leaves_nothing_with_the_joint() -> None:
 
 
 def test_a_batch_of_all_rows_takes_nothing_and_members_have_their_own_rows() -> None:
-    joint, rows = tables(20)
+    _, rows = tables(20)
     data, row = po.as_data(rows), 4 * 4 + 8
     assert batch_bytes(data, None) == batch_bytes(data, 20) == 0
     assert batch_bytes(data, 5) == 5 * row + 20 * 8

@@ -295,11 +295,11 @@ class Sampler(Chains):
         return 11
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
-        words = f"{type(self).__name__} with {self.chains} chains of {self.draws:,} draws over {joint.size:,} numbers"
+        words = f"{self.chains} chains of {self.draws:,} draws over {joint.size:,} parameters"
         chains = self.vectors * self.chains * joint.size * joint.dtype.itemsize
         passes = gradient_bytes(joint, data, rows_at_once(joint, data, self.chains), self.chains)
-        kept = kept_bytes(joint, self.chains, self.draws)
-        return Footprint(words, {"chains": chains, **kept, "activations": passes})
+        parts = {"chains": chains, **kept_bytes(joint, self.chains, self.draws), "activations": passes}
+        return Footprint(f"{type(self).__name__} with {words}", parts)
 
     def batches(self, data: Data, key: Key) -> Feed:
         """All rows in every transition; rows of a loader are read once and held."""
