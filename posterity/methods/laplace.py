@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from types import NoneType
 from typing import Final, Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -35,11 +36,12 @@ from posterity.inference.method import Footprint, Info, Method, Traits, Work, th
 from posterity.methods.parts.curvature_memory import end_bytes, formed_bytes, pass_bytes, predicted_bytes
 from posterity.methods.parts.gaussian_at_mode import Fit, gaussian_at_mode, prior_precision, side_by_side, with_rows
 from posterity.methods.parts.subset import AllWeights, KnownCurvature, LastLayer, Subset, largest
-from posterity.methods.parts.width_cost import that_predicts
+from posterity.methods.parts.width_cost import MOST_OUTPUTS, that_predicts
 from posterity.methods.parts.work import curvature_work
 from posterity.model import Buffers, Joint, Problem
 from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, Feed, NoData
+from posterity.model.scales import leaves_out
 from posterity.numerics.random import Key
 from posterity.posteriors import Linearized, Posterior
 from posterity.priors import Correlated
@@ -239,7 +241,10 @@ class Laplace(Method):
         choosing = Diagonal().bytes(known, joint.num_data, 1) if number else 0  # after a pass for the variances of all
         known = replace(known, select=chosen) if number else known
         in_pass = pass_bytes(joint, known, self.curvature, structure, self.batch_size)
-        ends = end_bytes(joint, known, self.curvature, structure, tuned=self.tuning is not None)
+        tuned = isinstance(self.tuning, Tuning) or (self.tuning == AUTO and leaves_out(joint))
+        judged = self.tuning == AUTO and self.curvature.factored and prod(known.event) <= MOST_OUTPUTS
+        rows = min(joint.num_data, PredictiveFit().rows) if judged and joint.num_members is None else 0
+        ends = end_bytes(joint, known, self.curvature, structure, tuned=tuned, rows=rows)
         for parts in (in_pass, *ends):
             parts["curvature and precision"] = max(parts["curvature and precision"], choosing)
         found = Footprint.at_peak(self._words(joint.narrowed(chosen)), weights, in_pass, *ends)

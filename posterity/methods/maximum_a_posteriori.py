@@ -198,7 +198,7 @@ class MAP(GradientFit):
         else:
             proximal = {"proximal step": 6 * theta} if self.proximal else {}
             phases = [{**gradient, **activations, **proximal}]
-        closing = distance_bytes(joint, data, self.batch_size)
+        closing = distance_bytes(joint, data, self._seen(self.steps, data), self.batch_size)
         return Footprint.at_peak(self.words(joint), held, *phases, *({"gradient": theta, **each} for each in closing))
 
     def work(self, joint: Problem, data: Data) -> Work | None:
@@ -238,7 +238,7 @@ class MAP(GradientFit):
         return "L-BFGS has converged" if self._searches and bool(state.optimizer.converged.all()) else ""
 
     def closing(self, joint: Problem, state: MAPState, data: Data) -> Info:
-        seen = state.step * min(data.num_data, self.batch_size or data.num_data)
+        seen = self._seen(state.step, data)
         if self._searches:
             remedy = f"Use more steps: MAP(steps={4 * self.steps}, optimizer=LBFGS())."
         else:
@@ -248,6 +248,10 @@ class MAP(GradientFit):
             )
         distance = measured_distance(joint, state.theta, state.buffers, data, seen, self.batch_size, remedy)
         return {**distance, **plug_in_excess(joint, state.theta, state.buffers, data)}
+
+    def _seen(self, steps: int, data: Data) -> int:
+        """Rows that pass the network in so many steps."""
+        return steps * min(data.num_data, self.batch_size or data.num_data)
 
     def posterior(self, joint: Problem, kept: Sequence[MAPState]) -> Point:
         last = kept[-1]

@@ -53,13 +53,20 @@ CASES = (
     ("Laplace(structure=Diagonal())", "784-300-10", 400),
     ("Laplace(structure=BlockDiagonal(), tuning=None)", "20-60-30-8", 200),
     ("MAP(steps=3)", "784-1000-10", 400),
+    ("MAP(steps=3, batch_size=None, optimizer=Adam())", "20-300-300-3", 8000),
+    ("MeanField(steps=3, batch_size=100, optimizer=Adam())", "784-700-10", 400),
+    ("FullRank(steps=3, batch_size=100, optimizer=Adam(1e-6))", "20-40-20-3", 400),
+    ("SGHMC(warmup=0, draws=3, thin=1, batch_size=100, chains=3, step_size=1e-4)", "784-300-10", 400),
+    ("HMC(warmup=0, draws=3, chains=2, steps=2, step_size=1e-4)", "784-300-10", 400),
+    ("Ensemble(MAP(steps=3, batch_size=100, optimizer=Adam()), size=3)", "784-300-10", 400),
 )
 MEASURED = """
 import ctypes, gc, json, logging, re, sys
 import torch
 import posterity as po
 from posterity.curvature import *
-from posterity.methods import MAP, Laplace
+from posterity.methods import *
+from posterity.optim import Adam
 
 def status(name):
     return 1024 * int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read()).group(1))
@@ -89,7 +96,7 @@ for name, sizes, count in json.loads(sys.argv[1]):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads /proc, and gives freed memory back")
-def test_plans_are_within_a_factor_of_two_of_what_is_taken() -> None:
+def test_plans_are_within_30_per_cent_of_what_is_taken() -> None:
     command = [sys.executable, "-c", MEASURED, json.dumps(CASES)]
     # Freed blocks go back to the system, so that the peak of one run does not hide in what another has left.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "100000"}
@@ -98,7 +105,7 @@ def test_plans_are_within_a_factor_of_two_of_what_is_taken() -> None:
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [name for name, _, _ in found] == [name for name, _, _ in CASES]
     for name, taken, planned in found:
-        assert 0.5 * taken - 8e6 < planned < 2.0 * taken + 8e6, name  # some MB are torch's own
+        assert 0.7 * taken - 3e6 < planned < 1.3 * taken + 3e6, name  # some MB are torch's own
 
 
 @pytest.mark.cpu
@@ -319,7 +326,7 @@ def test_devices_that_share_the_rows_each_hold_all_rows_and_weights_and_a_part_o
     cases = (
         (wider, MAP(steps=1, batch_size=None, optimizer=adam)),
         (deep, MAP(steps=1, batch_size=50_000, optimizer=adam)),
-        (deep, Laplace(structure=Diagonal(), batch_size=560)),
+        (deep, Laplace(structure=Diagonal(), tuning=None, batch_size=560)),
     )
     for problem, method in cases:
         alone, shared = po.plan(method, problem, rows), po.plan(method, problem, rows, world_size=7)

@@ -52,9 +52,13 @@ def pass_bytes(
 
 
 def end_bytes(
-    joint: Joint, known: Survey, curvature: Curvature, structure: Structure, tuned: bool
+    joint: Joint, known: Survey, curvature: Curvature, structure: Structure, *, tuned: bool, rows: int
 ) -> list[dict[str, int]]:
-    """Return the bytes at the end of a run, of all members: while precisions are made, with the prior, and tuned."""
+    """Return the bytes at the end of a run, of all members, in its phases.
+
+    They are those while precisions are made, with the prior, when the evidence is `tuned`, and when so many `rows` (0:
+    none) are predicted.
+    """
     kept = structure.bytes(known, joint.num_data, _columns(joint, known, curvature, structure)[1])
     if not curvature.factored:
         kept = max(kept, formed_bytes(known.size))
@@ -66,17 +70,24 @@ def end_bytes(
     ]
     if tuned:  # eigenvalues of a matrix that is kept whole, by a copy of it
         ends.append({name: members * kept, "tuning": 8 * (TUNED * known.size + structure.whole(known) ** 2)})
+    if rows:
+        ends.append(
+            {name: members * kept, "prior": prior, "predictions": predicted_bytes(joint, known, structure, rows)}
+        )
     return ends
 
 
-def predicted_bytes(joint: Joint, known: Survey, structure: Structure) -> int:
-    """Return the bytes of later predictions at `PREDICTED_ROWS` rows."""
+def predicted_bytes(joint: Joint, known: Survey, structure: Structure, rows: int = PREDICTED_ROWS) -> int:
+    """Return the bytes of predictions at so many rows."""
     outputs = max(1, prod(known.event))
-    found = derivative_bytes(joint, known, PREDICTED_ROWS, 0 if known.only_output else outputs)
+    columns = 0 if known.only_output else outputs
+    found = derivative_bytes(joint, known, rows, columns)
+    if columns:  # they are stacked, and multiplied
+        found += 2 * (found - derivative_bytes(joint, known, rows, columns, made=0))
     example = torch.empty(1, *known.event, dtype=joint.dtype)
     marginal = default_integrator(joint.likelihood, example).marginal(joint.likelihood, example)
-    found += 8 * PREDICTED_ROWS * outputs * (PER_OUTPUT if marginal else outputs)
+    found += 8 * rows * outputs * (PER_OUTPUT if marginal else outputs)
     if isinstance(structure, Full):  # rows of a Jacobian
         row = outputs * known.size
-        found += 3 * 8 * min(PREDICTED_ROWS * row, max(row, chunk_size(joint.device)))
+        found += 3 * 8 * min(rows * row, max(row, chunk_size(joint.device)))
     return found

@@ -10,12 +10,12 @@ from math import prod
 import torch
 from torch import Tensor
 
-from posterity.curvature import Curvature, GaussNewton, Hessian, MonteCarloFisher
+from posterity.curvature import Curvature, Diagonal, GaussNewton, Hessian, MonteCarloFisher
 from posterity.curvature.curvature import Rows
-from posterity.curvature.derivatives import derivative_bytes
 from posterity.curvature.survey import survey
 from posterity.errors import PosterityError
 from posterity.inference.allocations import gradient_bytes
+from posterity.methods.parts.curvature_memory import pass_bytes
 from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.model.backward import batch_log_likelihood
 from posterity.model.data import NoData
@@ -61,8 +61,8 @@ def mode_distance(joint: Problem, theta: Tensor, buffers: Buffers, data: Data, s
     return distance if theta.dim() > 1 else distance[0]
 
 
-def distance_bytes(joint: Problem, data: Data, rows: int | None) -> list[dict[str, int]]:
-    """Return the bytes that the distance takes, in its phases, for batches of so many rows."""
+def distance_bytes(joint: Problem, data: Data, seen: int, size: int | None) -> list[dict[str, int]]:
+    """Return the bytes that `mode_distance` takes, in its phases; none where there is no distance."""
     if not isinstance(joint, Joint):
         return [{"distance to the mode": 8 * 4 * joint.size**2 if joint.size <= WHOLE else 0}]
     try:
@@ -70,12 +70,12 @@ def distance_bytes(joint: Problem, data: Data, rows: int | None) -> list[dict[st
     except ValueError:
         return []
     name, double, own = "distance to the mode", 8 * joint.size, joint.size * joint.dtype.itemsize
-    members, further = joint.num_members or 1, rows is not None and rows < data.num_data
-    # The gradient so far, that of a batch as it is and in float64, and the curvature of the batches before.
-    gradient = members * ((3 if further else 2) * double + own)
-    derivatives = curvature_bytes(joint, data, min(CURVED, data.num_data if rows is None else rows))
+    members, rows = joint.num_members or 1, min(data.num_data, data.num_data if size is None else size)
+    sums = members * (2 if rows < data.num_data else 1) * double  # the gradient, and the curvature of batches before
+    derivatives = curvature_bytes(joint, data, _curved(rows, min(data.num_data, _allowed(seen))))
     return [
-        {name: gradient, "activations of a batch": gradient_bytes(joint, data, rows)},
+        {name: sums + members * own, "activations of a batch": gradient_bytes(joint, data, size)},
+        {name: sums + members * (own + double)},  # a gradient is added, in float64
         {name: 2 * members * double + own, "derivatives of some rows": derivatives},
         {name: (2 * members + 3) * double},  # with the prior's precision
     ]
@@ -85,8 +85,8 @@ def curvature_bytes(joint: Joint, data: Data, rows: int) -> int:
     """Return the bytes of the derivatives for the curvature of so many rows."""
     joint = dataclasses.replace(joint.member(0), random="*")
     known = survey(joint, data.first().member(0).inputs)
-    outputs = max(1, prod(known.event))
-    return derivative_bytes(joint, known, rows, min(outputs, COLUMNS))
+    kind = _kind(max(1, prod(known.event)))
+    return pass_bytes(joint, known, kind, Diagonal(), rows)["derivatives of some rows"]
 
 
 def _refuse_unmeasured(joint: Joint, data: Data) -> None:
@@ -102,10 +102,20 @@ def _refuse_unmeasured(joint: Joint, data: Data) -> None:
         raise ValueError("there are no rows")
 
 
+def _allowed(seen: int) -> int:
+    """The most rows that the gradient is taken at."""
+    return max(LEAST, int(SHARE * seen))
+
+
+def _curved(rows: int, number: int) -> int:
+    """Rows of a batch that the curvature is taken at, where the gradient is taken at this number in all."""
+    return max(1, min(rows, -(-CURVED * rows // number)))
+
+
 def _of_rows(joint: Joint, theta: Tensor, buffers: Buffers, data: Data, seen: int, size: int | None) -> list[Tensor]:
     """Squared distances of the members."""
     joint = dataclasses.replace(joint, random="*")
-    number, allowed = data.num_data, max(LEAST, int(SHARE * seen))
+    number, allowed = data.num_data, _allowed(seen)
     feed: Iterable[Batch | None] = data.passes(size).from_step(0)
     if allowed < number:
         rows = min(number, LEAST if size is None else size)
@@ -118,7 +128,7 @@ def _of_rows(joint: Joint, theta: Tensor, buffers: Buffers, data: Data, seen: in
         assert batch is not None
         grad.add_(joint.value_and_grad(theta, batch, buffers, train=False)[1], alpha=batch.size)
         counted += batch.size
-        few = max(1, min(batch.size, -(-CURVED * batch.size // min(number, allowed))))
+        few = _curved(batch.size, min(number, allowed))
         curved += few
         part = batch.map(partial(torch.narrow, dim=1 if batch.per_member else 0, start=0, length=few))
         for index in range(members):
@@ -141,13 +151,15 @@ def _of_rows(joint: Joint, theta: Tensor, buffers: Buffers, data: Data, seen: in
     return measured
 
 
+def _kind(outputs: int) -> Curvature:
+    return GaussNewton() if outputs <= COLUMNS else MonteCarloFisher(COLUMNS)
+
+
 def _curvature(joint: Joint, theta: Tensor, batch: Batch, buffers: Buffers) -> Tensor:
     """The curvature of these rows: (P, P) of few weights, else its diagonal (P,)."""
     weights, raw = joint.split(theta.detach())
     exact = joint.network.outputs(weights, batch.inputs, buffers or None)
-    outputs = exact[0].numel()
-    kind: Curvature = GaussNewton() if outputs <= COLUMNS else MonteCarloFisher(COLUMNS)
-    rows = Rows(kind, joint, theta, batch, buffers or None, Key(0).fold("curvature"))
+    rows = Rows(_kind(exact[0].numel()), joint, theta, batch, buffers or None, Key(0).fold("curvature"))
     found = rows.matrix() if joint.num_weights <= WHOLE else rows.diagonal()
     if not raw.numel():
         return found
