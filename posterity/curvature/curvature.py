@@ -215,6 +215,7 @@ class Rows:
                     own = (own.T.to(part.inputs.dtype) @ part.inputs).flatten().to(torch.float64)
                     self._head_slope = own if self._head_slope is None else self._head_slope + own
             yield piece
+            del piece  # its memory serves the next
 
     def slope(self) -> Tensor:
         """Gradient of the log-likelihood (R,) in float64.
@@ -315,6 +316,7 @@ class Rows:
                 piece.jacobian.accumulate_squares(total)
             else:
                 total.add_(piece.jacobian.squares())
+            del piece
         return total
 
     def _negative(self) -> tuple[Callable[[Tensor], Tensor], Tensor]:

@@ -168,8 +168,8 @@ def row_bytes(joint: Joint, known: Survey, units: bool) -> int:
     return joint.dtype.itemsize * max(1, entries)
 
 
-def derivative_bytes(joint: Joint, known: Survey, rows: int, columns: int) -> int:
-    """Bytes of the derivatives of one chunk of rows: see `derivatives`.
+def derivative_bytes(joint: Joint, known: Survey, rows: int, columns: int, made: int | None = None) -> int:
+    """Bytes of the derivatives of one chunk of rows, of whose `columns` so many are `made`: see `derivatives`.
 
     Without columns it is that of an output layer alone, whose probabilities and products of them are in float64.
     """
@@ -179,8 +179,12 @@ def derivative_bytes(joint: Joint, known: Survey, rows: int, columns: int) -> in
     features = joint.dtype.itemsize * known.row_features
     if not columns:
         return chunk * (2 * entry + 4 * 8 * max(1, prod(known.event)) + 3 * features)
-    together = min(columns, max(1, budget // (entry * chunk) - 2))
-    return chunk * (entry * (2 + 2 * together) + features)
+    together = min(columns if made is None else made, max(1, budget // (entry * chunk) - 2))
+    # Columns are computed one by one on a CPU, and stacked in layers that act at many positions.
+    thin = [place for place in known.places if place.kind == "matrix" and place.positions * place.times == 1]
+    apart = known.row_entries - sum(place.block.rows for place in thin)
+    again = joint.dtype.itemsize * apart if joint.device.type == "cpu" else entry
+    return chunk * (entry * (1 + together) + again * together + features)
 
 
 def _explicit_rows(
@@ -231,10 +235,9 @@ def _used(
     jacobians: list[tuple[Block, Jacobian]] = []
     for block, own in parts.items():
         each = [use.jacobian(gradients, differentiable) for use, gradients in own]
-        matrices = [
-            part.matrix if isinstance(part, Thin) else part for part in each if isinstance(part, (Thin, Matrix))
-        ]
-        if len(each) > 1 and len(matrices) == len(each):  # uses by linear maps count as positions
+        maps = [part for part in each if isinstance(part, (Thin, Matrix))]
+        if len(each) > 1 and len(maps) == len(each):  # uses by linear maps count as positions
+            matrices = [part.matrix if isinstance(part, Thin) else part for part in maps]
             jacobians.append((block, Matrix.at_positions(matrices)))
         else:
             jacobians += [(block, part) for part in each]

@@ -46,7 +46,10 @@ class Diagonal(Structure):
         return DiagonalPrecision(sums["diagonal"] * scale, prior)
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
-        return 8 * 4 * survey.size
+        return 8 * 4 * survey.size  # the sum, its copy, the scaled sum, and that with the prior
+
+    def summed_bytes(self, survey: Survey, num_data: int, columns: int, itemsize: int) -> int:
+        return (8 + itemsize) * survey.size
 
     def products(self, survey: Survey, num_data: int, columns: int) -> Products | None:
         """The squares of the gradients: they factor where a layer acts at one position, else each is formed."""
@@ -102,3 +105,6 @@ class Hutchinson(Structure):
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
         return (1 + 3 * 8) * self.probes * survey.size
+
+    def summed_bytes(self, survey: Survey, num_data: int, columns: int, itemsize: int) -> int:
+        return self.bytes(survey, num_data, columns)

@@ -82,8 +82,14 @@ class Kronecker(Factored):
         return BlockDiagonal(tuple(place.block for place in places), tuple(parts), prior.shape[-1])
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
-        # Both factors, their eigenvectors and summands, and a few numbers per weight.
-        return 8 * sum(5 * _factor_entries(place) + 4 * place.block.size for place in survey.places)
+        # Factors, their copies and eigenvectors, and three numbers for each weight.
+        return 8 * sum(3 * _factor_entries(place) + 3 * place.block.size for place in survey.places)
+
+    def making_bytes(self, survey: Survey) -> int:
+        return _decomposition_bytes(survey)
+
+    def summed_bytes(self, survey: Survey, num_data: int, columns: int, itemsize: int) -> int:
+        return itemsize * 2 * sum(map(_factor_entries, survey.places))
 
     def products(self, survey: Survey, num_data: int, columns: int) -> Products | None:
         """Upper halves of both factors of each layer, and the cubes of their sizes for the decomposition."""
@@ -96,6 +102,9 @@ class Kronecker(Factored):
             once += place.groups * (rows**3 + width**3)
             summed += place.groups * (_half(rows) + _half(width))
         return Products(a_row, once, summed)
+
+
+DECOMPOSED = 5  # matrices: white, symmetric, eigenvectors, and twice as much work space
 
 
 def _half(size: int) -> int:
@@ -115,6 +124,25 @@ def _factor_entries(place: Place) -> int:
     if is_wide(place):
         return rows + width**2
     return place.groups * (rows**2 + width**2) if place.kind == "matrix" else place.block.rows + width**2
+
+
+def _decomposition_bytes(survey: Survey) -> int:
+    """Bytes while the factors are decomposed one after the other, beyond what stays of them in the end.
+
+    A factor is whitened, made symmetric, and decomposed with work space of twice its size; what stays are eigenvectors,
+    and three numbers for each weight.
+    """
+    held = peak = 0
+    for place in survey.places:
+        whole, tables = _factor_entries(place), 3 * place.block.size
+        if place.kind == "matrix" and not _whole(place):
+            inner = place.groups * place.block.width**2
+            outer = whole - inner
+            peak = max(peak, held + whole + DECOMPOSED * outer, held + whole + outer + DECOMPOSED * inner)
+        else:
+            peak = max(peak, held + DECOMPOSED * whole)
+        held += whole + tables
+    return 8 * max(0, peak - held)
 
 
 def is_wide(place: Place) -> bool:
@@ -284,4 +312,13 @@ class CorrectedKronecker(Factored):
         return BlockDiagonal(tuple(place.block for place in places), tuple(parts), prior.shape[-1])
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
-        return 2 * Kronecker().bytes(survey, num_data, columns)
+        # Beside what `Kronecker` has: the bases and the variances along them, both with a copy.
+        entries = sum(2 * _factor_entries(place) + 4 * place.block.size for place in survey.places)
+        return Kronecker().bytes(survey, num_data, columns) + 8 * entries
+
+    def making_bytes(self, survey: Survey) -> int:
+        return _decomposition_bytes(survey)
+
+    def summed_bytes(self, survey: Survey, num_data: int, columns: int, itemsize: int) -> int:
+        entries = sum(2 * _factor_entries(place) + 2 * place.block.size for place in survey.places)
+        return 8 * entries

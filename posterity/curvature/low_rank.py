@@ -102,4 +102,7 @@ class LowRank(Structure):
         return LowRankPrecision(factor, prior)
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
-        return 8 * (self.passes + 3 * self.rank) * survey.size
+        return 8 * (2 * self.passes + 3 * self.rank) * survey.size  # the basis, its copy, and the factor twice scaled
+
+    def summed_bytes(self, survey: Survey, num_data: int, columns: int, itemsize: int) -> int:
+        return 8 * (2 * self.passes + 2) * survey.size  # the basis grows by copies

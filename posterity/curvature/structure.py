@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posterity.curvature.curvature import Rows
 from posterity.curvature.survey import Place, Survey
-from posterity.jacobians.jacobian import Stacked
+from posterity.jacobians.jacobian import Stacked, chunk_size
 from posterity.precisions.block import BlockDiagonal as BlockDiagonalPrecision
 from posterity.precisions.dense import Dense
 from posterity.precisions.low_rank import LowRank as LowRankPrecision
@@ -74,7 +74,18 @@ class Structure(ABC):
 
     @abstractmethod
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
-        """Upper bound on the bytes of the sums and the precision, for `columns` columns per row."""
+        """Bytes of the sums, which are stored and read again, and of the precision made of them at the end.
+
+        A row has `columns` columns. Layers that keep their diagonal for want of a rule are bounded from above.
+        """
+
+    def making_bytes(self, survey: Survey) -> int:
+        """Bytes that the precision takes while it is made, beyond `bytes`."""
+        return 0
+
+    @abstractmethod
+    def summed_bytes(self, survey: Survey, num_data: int, columns: int, itemsize: int) -> int:
+        """Bytes of the sums in a pass over the rows, with what is added to them; numbers of rows have `itemsize`."""
 
     def products(self, survey: Survey, num_data: int, columns: int) -> Products | None:
         """Multiply-adds on top of the passes through the network; by default None, not known."""
@@ -185,13 +196,24 @@ class Full(Structure):
         return survey.size
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
-        # Matrix, summand, precision, factor and copies; or rows and their inner products.
+        # Sum, its copy, the scaled matrix, the precision and its factor; or rows, their copy, and twice scaled.
         size, rows = survey.size, num_data * columns
-        return 8 * 4 * (rows * size + rows**2) if rows < size else 8 * 6 * size**2
+        if rows < size:
+            return 8 * max(4 * rows * size + rows**2, 2 * rows * size + 4 * rows**2)
+        return 8 * 5 * size**2
+
+    def summed_bytes(self, survey: Survey, num_data: int, columns: int, itemsize: int) -> int:
+        size, rows = survey.size, num_data * columns
+        return 8 * 2 * rows * size if rows < size else 8 * 2 * size**2 + _dense_rows(rows * size, itemsize)
 
     def products(self, survey: Survey, num_data: int, columns: int) -> Products | None:
         small = min(survey.size, num_data * columns)  # inner products of rows, where there are fewer of them
         return Products(columns * survey.size * small, small**3 // 3, survey.size**2)
+
+
+def _dense_rows(entries: int, itemsize: int) -> int:
+    """Bytes of a chunk of dense rows, and of the same in float64."""
+    return (8 + itemsize) * min(entries, chunk_size(torch.device("cpu")))
 
 
 @dataclass(frozen=True)
@@ -236,6 +258,10 @@ class BlockDiagonal(Structure):
         return max(place.block.size for place in survey.places)
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
-        # Sums, precision and factor of each layer with a copy, and two more of the largest.
-        sizes = [place.block.size**2 for place in survey.places]
-        return 8 * (4 * sum(sizes) + 2 * max(sizes))
+        # Sum, its copy, the scaled matrix, the precision and its factor of each layer.
+        return 8 * 5 * sum(place.block.size**2 for place in survey.places)
+
+    def summed_bytes(self, survey: Survey, num_data: int, columns: int, itemsize: int) -> int:
+        sizes = [place.block.size for place in survey.places]
+        dense = _dense_rows(num_data * columns * max(sizes), itemsize)
+        return 8 * (sum(size**2 for size in sizes) + max(sizes) ** 2) + dense

@@ -15,7 +15,7 @@ from posterity.inference.memory import activation_bytes, device_memory
 from posterity.inference.method import Effort, Info, Method
 from posterity.model import Joint, Problem
 from posterity.model.batch import batch_tensors
-from posterity.model.data import Batch, TensorData
+from posterity.model.data import Batch, Data, TensorData
 from posterity.numerics.compiled import Compiled, nothing_read, recording
 from posterity.numerics.random import Key, Streams, seed
 from posterity.numerics.workspace import own_workspaces
@@ -161,12 +161,16 @@ def doubt(joint: Problem) -> None:
         known.doubt()
 
 
+def rows_at_once(joint: Problem, data: Data, chains: int, limit: int | None = None) -> int:
+    """Return how many rows a gradient of the chains takes at a time, within `limit` bytes (None: `budget`)."""
+    # The backward pass makes as much again; members of the joint are its chains.
+    row = 2 * chains * activation_bytes(joint, data, 1) // (joint.num_members or 1)
+    return max(1, (budget(joint) if limit is None else limit) // max(1, row))
+
+
 def _chunks(joint: Joint, batch: Batch, chains: int, limit: int | None) -> list[Chunk]:
     """Split the batch into chunks that fit into memory, each with its share of the rows."""
-    allowed = budget(joint) if limit is None else limit
-    # The backward pass makes as much again; members of the joint are its chains.
-    row = 2 * chains * activation_bytes(joint, TensorData(batch), 1) // (joint.num_members or 1)
-    pieces = _pieces(batch, max(1, allowed // max(1, row)))
+    pieces = _pieces(batch, rows_at_once(joint, TensorData(batch), chains, limit))
     if len(pieces) > 1:
         logger.info("a gradient over all %d rows is taken in %d pieces", batch.size, len(pieces))
     return pieces

@@ -250,9 +250,8 @@ def infer(
     joint = method.prepared(joint, rows)
     stepped = with_passes(method, joint, rows, precision, micro_batch)
     feed = method.batches(rows, key.fold("batches"))
-    state = method.init(joint, theta, key.fold("init"))
     validator = None if validation is None else Validator(joint, validation)
-    run = Run(method, joint, len(feed), 0, state, validate=validator)
+    run = Run(method, joint, len(feed), 0, method.init(joint, theta, key.fold("init")), validate=validator)
     hooks = _hooks(given, run, progress)
     keeper = None
     expected = sum(step <= run.steps for step in method.traits.kept_steps)
@@ -273,6 +272,7 @@ def infer(
         if checkpoint is not None:
             keeper = Checkpointer(checkpoint, hooks, depends)
             keeper.resume(run)
+    del theta  # steps need the memory
     with last_good(keeper, run):
         _loop(run, rows, feed, key.fold("steps"), hooks, keeper, Stepper(method, stepped, accelerate), micro_batch)
         if processes is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from posterity.errors import shown
 from posterity.inference.memory import device_memory, human, tensor_bytes
 from posterity.model.problem import Problem
+from posterity.numerics.finite import finite_rows
 from posterity.storage import clone, disk, leaves, mapped
 
 logger = logging.getLogger("posterity")
@@ -154,7 +155,7 @@ class Kept(Sequence[Any]):
         step = max(1, LOOK // max(1, sum(column.shape[1] for column in columns)))
         for low in range(0, self._count, step):
             high = min(low + step, self._count)
-            good = [torch.isfinite(column[low:high]).all(1) for column in columns]
+            good = [finite_rows(column[low:high]) for column in columns]
             if good and not bool(torch.stack(good).all()):
                 return low + int((~torch.stack(good).all(0)).nonzero()[0])
         return self._count

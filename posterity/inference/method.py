@@ -74,6 +74,12 @@ class Footprint:
         """Bytes of all parts together."""
         return sum(self.parts.values())
 
+    @classmethod
+    def at_peak(cls, words: str, always: Mapping[str, int], *phases: Mapping[str, int]) -> "Footprint":
+        """Return the footprint of a run of several phases: what it `always` holds, and the phase that takes most."""
+        most: Mapping[str, int] = max(phases, key=lambda parts: sum(parts.values()))
+        return cls(words, {**always, **most})
+
     def plus(self, parts: Mapping[str, int]) -> "Footprint":
         """Return the footprint with further parts."""
         return replace(self, parts={**self.parts, **parts})
@@ -149,10 +155,13 @@ class Method(ABC):
         """Return the problem that the run works on, once the data are known; by default the one given."""
         return joint
 
+    def words(self, joint: Problem) -> str:
+        """Return the name of the method, and over how many weights it runs."""
+        return f"{type(self).__name__} over {joint.num_weights:,} weights"
+
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         """Return the memory of a run; by default theta and its gradient."""
-        words = f"{type(self).__name__} over {joint.num_weights:,} weights"
-        return Footprint(words, {"weights": 3 * theta_bytes(joint), "gradient": 2 * theta_bytes(joint)})
+        return Footprint(self.words(joint), {"weights": 3 * theta_bytes(joint), "gradient": 2 * theta_bytes(joint)})
 
     def work(self, joint: Problem, data: Data) -> Work | None:
         """Return the work of a run, if it is modelled; by default None. `plan` says the time it takes."""

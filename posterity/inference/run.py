@@ -12,6 +12,7 @@ from posterity.errors import Diverged, PosterityError, unknown
 from posterity.inference.kept import Kept
 from posterity.inference.method import Method
 from posterity.model.problem import Problem
+from posterity.numerics.finite import all_finite
 from posterity.posteriors.posterior import Posterior
 from posterity.storage import clone, flatten
 
@@ -187,7 +188,7 @@ def check_kept(joint: Problem, kept: Sequence[Any], step: int, row: str = "membe
     if isinstance(kept, Kept):  # many small states are checked together
         kept = kept[kept.num_finite() :][:1]
     # A state on a GPU may have some numbers on the CPU.
-    good = [torch.isfinite(tensor).all().cpu() for state in kept for tensor in _floating(state).values()]
+    good = [all_finite(tensor).cpu() for state in kept for tensor in _floating(state).values()]
     if not good or bool(torch.stack(good).all()):
         return
     tensor, index = next(bad for state in kept if (bad := _first_bad(joint, state))[0])

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -83,8 +83,13 @@ class Conjugate(Method):
         return joint
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
-        parts = {"weights": 3 * theta_bytes(joint), "curvature and precision": 5 * 8 * joint.num_random**2}
-        return replace(super().footprint(joint, data), parts=parts)
+        count = min(data.num_data, data.num_data if self.batch_size is None else self.batch_size)
+        rows = 8 * count * row_outputs(joint.as_joint("Conjugate"), data) * (joint.num_random + 1)
+        square = 8 * (joint.num_random + 1) ** 2
+        held = {"weights": theta_bytes(joint)}
+        # Rows below the old root are stacked, copied and decomposed into a new one.
+        step = {"rows": 4 * rows, "root and its decomposition": 5 * square}
+        return Footprint.at_peak(self.words(joint), held, step, {"root and its decomposition": 9 * square})
 
     def work(self, joint: Problem, data: Data) -> Work | None:
         rows = data.num_data if self.batch_size is None else min(self.batch_size, data.num_data)

@@ -18,6 +18,7 @@ from posterity.inference.task import Task
 from posterity.model.data import Batch, Data, Feed, OwnOrders, Reordered, TensorData
 from posterity.model.joint import Joint
 from posterity.model.problem import Problem, data_of
+from posterity.numerics.finite import all_finite
 from posterity.numerics.random import Key
 from posterity.posteriors import Mixture
 from posterity.storage import flatten
@@ -64,7 +65,7 @@ def _own_rows(value: Any, size: int) -> Tensor | None:
         return torch.isfinite(value).reshape(size, -1).all(1).cpu()
     if isinstance(value, list) and len(value) == size:
         entries = [[t for t in flatten([entry]).tensors.values() if t.is_floating_point()] for entry in value]
-        good = [all(bool(torch.isfinite(tensor).all()) for tensor in entry) for entry in entries]
+        good = [all(bool(all_finite(tensor)) for tensor in entry) for entry in entries]
         return torch.tensor(good, device="cpu") if any(entries) else None
     return None
 
@@ -165,8 +166,11 @@ class Ensemble(Method):
         return self.method.prepared(joint, data)
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
-        own = self.method.footprint(joint, data)
         times = self.size if joint.num_members is None else 1  # else the method counts the members of the joint
+        if self._together and isinstance(joint, Joint):
+            joint, times = joint.with_members(self.size), 1
+            data = OwnOrders(data, self.order_keys) if isinstance(data, TensorData) else data
+        own = self.method.footprint(joint, data)
         return Footprint(
             f"Ensemble of {self.size}, each {own.words}",
             {name: count * times for name, count in own.parts.items()},

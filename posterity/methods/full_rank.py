@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -95,12 +95,20 @@ class FullRank(VariationalFit):
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         count = joint.num_random
         size = joint.size + count * (count + 1) // 2
-        own = {
-            "means and factor": theta_bytes(joint, 2 * size + count**2),
-            "gradient": theta_bytes(joint, size + 2 * count**2),
-        }
+        matrix, members = theta_bytes(joint, count**2), joint.num_members or 1
         fit = fit_bytes(self.chosen("optimizer"), joint, data, self._rows, size)
-        return replace(super().footprint(joint, data), parts={**own, **fit})
+        activations = {"activations of a batch": fit.pop("activations of a batch")}
+        held = {"means and factor": theta_bytes(joint, size), **fit}
+        indices = members * 8 * count**2  # of the entries below the diagonal
+        if isinstance(self.optimizer, ScaledAdam):  # products of each draw, moves and units
+            step = {"gradient": (2 + self.chosen("draws")) * matrix + 3 * theta_bytes(joint, size) + indices}
+        else:
+            step = {"gradient": 5 * matrix // 2 + theta_bytes(joint, size) + indices}
+        end = {
+            "copy": theta_bytes(joint, size + joint.size),
+            "factor, precision and its factor": 3 * members * 8 * count**2,
+        }
+        return Footprint.at_peak(self.words(joint), held, activations, step, end)
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> FullRankState:
         diagonal = initial_log_scales(joint, self.scale_rule, theta)

@@ -25,7 +25,6 @@ from posterity.curvature import (
     Structure,
 )
 from posterity.curvature.curvature import Rows
-from posterity.curvature.derivatives import derivative_bytes
 from posterity.curvature.kronecker import SMALL
 from posterity.curvature.structure import Sums
 from posterity.curvature.survey import PLAIN, Place, survey
@@ -33,18 +32,18 @@ from posterity.errors import check_batch_size
 from posterity.evidence import PerTensor, PredictiveFit, Tuning
 from posterity.evidence.cavities import LEAVE_ONE_OUT
 from posterity.inference.memory import refuse_too_large
-from posterity.inference.method import PREDICTED_ROWS, Footprint, Info, Method, Traits, Work, theta_bytes
-from posterity.jacobians.jacobian import chunk_size
+from posterity.inference.method import Footprint, Info, Method, Traits, Work, theta_bytes
+from posterity.methods.parts.curvature_memory import end_bytes, formed_bytes, pass_bytes, predicted_bytes
 from posterity.methods.parts.gaussian_at_mode import Fit, gaussian_at_mode, prior_precision, side_by_side, with_rows
 from posterity.methods.parts.subset import AllWeights, KnownCurvature, LastLayer, Subset, largest
-from posterity.methods.parts.width_cost import that_predicts
+from posterity.methods.parts.width_cost import MOST_OUTPUTS, that_predicts
 from posterity.methods.parts.work import curvature_work
 from posterity.model import Buffers, Joint, Problem
 from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, Feed, NoData
+from posterity.model.scales import leaves_out
 from posterity.numerics.random import Key
 from posterity.posteriors import Linearized, Posterior
-from posterity.predictive.probit import default_integrator
 from posterity.priors import Correlated
 
 logger = logging.getLogger("posterity")
@@ -58,9 +57,6 @@ _HINTS = {
     "tuning": 'Use "auto", Evidence(), MacKay() or None; ValidationGrid() goes to evidence.retuned after the fit.',
 }
 
-FORMED = 6  # matrices of a dense fit: sums, summands, the precision, its factor, and copies between them
-PER_OUTPUT = 6  # numbers for each output of a prediction: moments, logits, probabilities, and copies of them
-TUNED = 12  # vectors of all weights in one evaluation of the evidence with its gradient
 WHOLE = 3000  # weights up to which the default structure is the whole matrix
 AUTO: Final = "auto"
 
@@ -233,48 +229,34 @@ class Laplace(Method):
         return joint
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
-        weights = {"weights": 3 * theta_bytes(joint)}
+        weights = {"weights": 2 * theta_bytes(joint)}
         if joint.network is None:
-            return Footprint(self._words(joint), {**weights, "curvature and precision": FORMED * 8 * joint.size**2})
+            return Footprint(self._words(joint), {**weights, "curvature and precision": formed_bytes(joint.size)})
         given, inputs = joint.as_joint("Laplace"), data.first().member(0).inputs
         joint = self.subset.of(given, inputs)
         number = self.subset.count or 0
         chosen = torch.arange(min(number, joint.num_random))  # as many indices as single weights will be chosen
         structure, known = self.structure_for(joint.narrowed(chosen)), survey(joint, inputs)
-        outputs = max(1, prod(known.event))
-        closed = known.only_output and self.curvature.in_closed_form(joint.likelihood, known)
-        predictions = derivative_bytes(joint, known, PREDICTED_ROWS, 0 if known.only_output else outputs)
-        example = torch.empty(1, *known.event, dtype=joint.dtype)
-        marginal = default_integrator(joint.likelihood, example).marginal(joint.likelihood, example)
-        predictions += 8 * PREDICTED_ROWS * outputs * (PER_OUTPUT if marginal else outputs)
-        if isinstance(structure, Full):  # rows of a Jacobian
-            row = outputs * known.size
-            predictions += 3 * 8 * min(PREDICTED_ROWS * row, max(row, chunk_size(joint.device)))
-        choosing = 0
-        if number:  # after a pass for the variances of all
-            choosing = Diagonal().bytes(known, joint.num_data, outputs)
-            known = replace(known, select=chosen)
-        columns = self.curvature.columns_for(outputs, structure.whole(known), joint.num_data)
-        columns = outputs if closed else columns
-        kept = structure.bytes(known, joint.num_data, columns)
-        if not self.curvature.factored:
-            kept = max(kept, FORMED * 8 * known.size**2)
-        rows = min(joint.num_data, joint.num_data if self.batch_size is None else self.batch_size)
-        parts = {
-            **weights,
-            "derivatives of some rows": derivative_bytes(joint, known, rows, 0 if closed else columns),
-            "curvature and precision": (joint.num_members or 1) * max(kept, choosing),
-            **({} if self.tuning is None else {"tuning": TUNED * 8 * known.size}),
-        }
-        words = self._words(joint.narrowed(chosen))
-        return Footprint(words, parts, predictions, lambda: self._alternatives(given, inputs))
+        predictions = predicted_bytes(joint, known, structure)
+        choosing = Diagonal().bytes(known, joint.num_data, 1) if number else 0  # after a pass for the variances of all
+        known = replace(known, select=chosen) if number else known
+        in_pass = pass_bytes(joint, known, self.curvature, structure, self.batch_size)
+        tuned = isinstance(self.tuning, Tuning) or (self.tuning == AUTO and leaves_out(joint))
+        judged = self.tuning == AUTO and self.curvature.factored and prod(known.event) <= MOST_OUTPUTS
+        rows = min(joint.num_data, PredictiveFit().rows) if judged and joint.num_members is None else 0
+        ends = end_bytes(joint, known, self.curvature, structure, tuned=tuned, rows=rows)
+        for parts in (in_pass, *ends):
+            parts["curvature and precision"] = max(parts["curvature and precision"], choosing)
+        found = Footprint.at_peak(self._words(joint.narrowed(chosen)), weights, in_pass, *ends)
+        return replace(found, predictions=predictions, alternatives=lambda: self._alternatives(given, inputs))
 
     def work(self, joint: Problem, data: Data) -> Work | None:
         if joint.network is None or not isinstance(self.subset, AllWeights):
             return None
-        given, parts = joint.as_joint("Laplace"), self.footprint(joint, data).parts
-        moved = 2 * (parts["derivatives of some rows"] + parts["curvature and precision"])
-        return curvature_work(given, data, self.batch_size, self.curvature, self.structure_for(given), moved)
+        given, structure = joint.as_joint("Laplace"), self.structure_for(joint)
+        known = survey(given, data.first().member(0).inputs)
+        moved = 2 * sum(pass_bytes(given, known, self.curvature, structure, self.batch_size).values())
+        return curvature_work(given, data, self.batch_size, self.curvature, structure, moved)
 
     def _words(self, joint: Problem) -> str:
         """Name of the method with the settings that decide its size."""

@@ -115,13 +115,15 @@ class LowRankGaussian(VariationalFit):
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         count, rank = joint.num_random, self.chosen("rank")
         size = joint.size + (rank + 1) * count
-        own = {
-            "means, scales and factor": theta_bytes(joint, size + 4 * joint.size),
-            "gradient": theta_bytes(joint, size + 4 * joint.size),
-            "covariance": (joint.num_members or 1) * 8 * count * (rank + 1),
-        }
+        fit = fit_bytes(self.chosen("optimizer"), joint, data, self._rows, size)
+        activations = fit.pop("activations of a batch")
+        held = {"means, scales and factor": theta_bytes(joint, size), "gradient": theta_bytes(joint, size), **fit}
+        step = {"draw": theta_bytes(joint, 6 * joint.size), "activations of a batch": activations}
+        products = {"products of the factor": theta_bytes(joint, 2 * rank * count + 6 * joint.size)}
+        covariance = (joint.num_members or 1) * 8 * count * (rank + 2)
+        end = {"copy": theta_bytes(joint, size + joint.size), "covariance": covariance}
         words = f"LowRankGaussian of rank {self.rank} over {joint.num_weights:,} weights"
-        return Footprint(words, {**own, **fit_bytes(self.chosen("optimizer"), joint, data, self._rows, size)})
+        return Footprint.at_peak(words, held, step, products, end)
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> LowRankGaussianState:
         """Means at theta and a random factor, since the gradient in the factor vanishes at zero."""

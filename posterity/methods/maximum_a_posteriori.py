@@ -12,7 +12,7 @@ from posterity.errors import BadData, check_batch_size, of_kinds, positive_whole
 from posterity.inference.memory import fit_bytes
 from posterity.inference.method import Footprint, GradientFit, Info, Traits, Work, theta_bytes
 from posterity.methods.parts.gradient_runs import usual_steps
-from posterity.methods.parts.mode_distance import DISTANCE_VECTORS, measured_distance
+from posterity.methods.parts.mode_distance import distance_bytes, measured_distance
 from posterity.methods.parts.width_cost import plug_in_excess
 from posterity.methods.parts.work import gradient_work
 from posterity.model import Batch, Buffers, Data, Joint, Problem
@@ -188,9 +188,18 @@ class MAP(GradientFit):
         return joint.as_joint("MAP(proximal=True)", "Use MAP without proximal.") if self.proximal else joint
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
-        fit = super().footprint(joint, data).plus(fit_bytes(self.optimizer, joint, data, self.batch_size))
-        fit = fit.plus({"distance to the mode": DISTANCE_VECTORS * 8 * (joint.num_members or 1) * joint.size})
-        return fit.plus({"proximal step": 6 * theta_bytes(joint)}) if self.proximal else fit
+        theta, fit = theta_bytes(joint), fit_bytes(self.optimizer, joint, data, self.batch_size)
+        activations = {"activations of a batch": fit.pop("activations of a batch")}
+        held, gradient = {"weights": theta, **fit}, {"gradient": 2 * theta}  # of data and prior
+        if isinstance(self.optimizer, LBFGS):  # it makes new pairs of vectors from the old ones
+            pairs, double = 2 * self.optimizer.memory * theta, 8 // joint.dtype.itemsize
+            products = double * pairs * (1 if double == 1 else 2)  # in float64
+            phases = [{**gradient, **activations}, {"line search": pairs + products + 10 * theta}]
+        else:
+            proximal = {"proximal step": 6 * theta} if self.proximal else {}
+            phases = [{**gradient, **activations, **proximal}]
+        closing = distance_bytes(joint, data, self._seen(self.steps, data), self.batch_size)
+        return Footprint.at_peak(self.words(joint), held, *phases, *({"gradient": theta, **each} for each in closing))
 
     def work(self, joint: Problem, data: Data) -> Work | None:
         if self.proximal or not isinstance(self.optimizer, Adam):
@@ -229,7 +238,7 @@ class MAP(GradientFit):
         return "L-BFGS has converged" if self._searches and bool(state.optimizer.converged.all()) else ""
 
     def closing(self, joint: Problem, state: MAPState, data: Data) -> Info:
-        seen = state.step * min(data.num_data, self.batch_size or data.num_data)
+        seen = self._seen(state.step, data)
         if self._searches:
             remedy = f"Use more steps: MAP(steps={4 * self.steps}, optimizer=LBFGS())."
         else:
@@ -239,6 +248,10 @@ class MAP(GradientFit):
             )
         distance = measured_distance(joint, state.theta, state.buffers, data, seen, self.batch_size, remedy)
         return {**distance, **plug_in_excess(joint, state.theta, state.buffers, data)}
+
+    def _seen(self, steps: int, data: Data) -> int:
+        """Rows that pass the network in so many steps."""
+        return steps * min(data.num_data, self.batch_size or data.num_data)
 
     def posterior(self, joint: Problem, kept: Sequence[MAPState]) -> Point:
         last = kept[-1]

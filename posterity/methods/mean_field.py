@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from posterity.errors import of_kinds, positive
-from posterity.inference.memory import fit_bytes
 from posterity.inference.method import BatchSize, Footprint, Info, Traits, Work, theta_bytes
 from posterity.methods.parts.gradients.drawn_weights import WeightSampling
 from posterity.methods.parts.gradients.estimator import (
@@ -112,10 +111,10 @@ class MeanField(VariationalFit):
         return replace(super().traits, recordable=not self.search)
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
-        size = joint.size + joint.num_random
-        own = {"means and scales": 3 * theta_bytes(joint, size), "gradient": 3 * theta_bytes(joint, size)}
-        fit = fit_bytes(self.chosen("optimizer"), joint, data, self._rows, size)
-        return replace(super().footprint(joint, data), parts={**own, **fit})
+        count, size = joint.num_random, joint.size + joint.num_random
+        held = {"means and scales": theta_bytes(joint, size + count), "gradient": theta_bytes(joint, size)}
+        posterior = theta_bytes(joint, size + joint.size + count) + 8 * (joint.num_members or 1) * count
+        return self._sampled_footprint(joint, data, held, size, theta_bytes(joint, 3 * count), posterior)
 
     def work(self, joint: Problem, data: Data) -> Work | None:
         return self._sampled_work(joint, data, vectors=20)
@@ -176,5 +175,5 @@ class MeanField(VariationalFit):
     def posterior(self, joint: Problem, kept: Sequence[MeanFieldState]) -> Gaussian:
         last = kept[-1]
         theta, log_scales = last.parameters[..., : joint.size].clone(), last.parameters[..., joint.size :]
-        precision = Diagonal((-2.0 * log_scales.double()).exp())
+        precision = Diagonal((-2.0 * log_scales).double().exp_())
         return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], precision, last.buffers)

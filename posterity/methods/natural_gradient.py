@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from posterity.errors import fraction, of_kinds, positive, shown
-from posterity.inference.memory import fit_bytes
 from posterity.inference.method import BatchSize, Footprint, Info, Traits, Work, theta_bytes
 from posterity.methods.parts.gradients.drawn_weights import WeightSampling
 from posterity.methods.parts.gradients.estimator import (
@@ -150,12 +149,12 @@ class NaturalGradient(VariationalFit):
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         count, size = joint.num_random, joint.size
-        own = {
-            "means, precisions and momentum": theta_bytes(joint, 2 * size + 4 * count),
-            "gradient": theta_bytes(joint, 2 * size + 3 * count),
+        held = {
+            "means, precisions and momentum": theta_bytes(joint, size + 3 * count),
+            "gradient": theta_bytes(joint, 2 * size + 2 * count),
         }
-        fit = fit_bytes(self.chosen("optimizer"), joint, data, self._rows, size - count)
-        return replace(super().footprint(joint, data), parts={**own, **fit})
+        posterior = theta_bytes(joint, 2 * size + count) + 8 * (joint.num_members or 1) * count
+        return self._sampled_footprint(joint, data, held, size - count, theta_bytes(joint, 4 * count), posterior)
 
     def work(self, joint: Problem, data: Data) -> Work | None:
         return self._sampled_work(joint, data, vectors=14)

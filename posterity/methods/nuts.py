@@ -71,6 +71,12 @@ class NUTS(Sampler):
         q = super().posterior(joint, kept)
         return replace(q, statistics={**q.statistics, CUT_OFF: q.statistics["depth"] >= self.max_depth})
 
+    @property
+    def vectors(self) -> int:
+        # The state, a tree and its branch, a leapfrog; four numbers of each of four points; two for each further
+        # doubling, at most: the run decides how many there are.
+        return 27 + 4 * 4 + 2 * max(0, self.max_depth - 2)
+
     def work(self, joint: Problem, data: Data) -> Work | None:
         return leapfrog_work(joint, data, self.chains, None)
 

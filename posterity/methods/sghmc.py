@@ -1,7 +1,7 @@
 """Stochastic gradient Hamiltonian Monte Carlo."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,6 +75,9 @@ class SGHMC(MinibatchChains):
     >>> 0.92 < float(q.theta.var()) < 1.08
     True
     """
+
+    vectors: ClassVar[int] = 2
+    scratch: ClassVar[int] = 6
 
     draws: int = SETTLED_LATER
     warmup: int = SETTLED_LATER

@@ -1,7 +1,7 @@
 """Stochastic gradient Langevin dynamics."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -72,6 +72,9 @@ class SGLD(MinibatchChains):
     >>> 0.92 < float(q.theta.var()) * (1 - 0.1 / 2) < 1.08
     True
     """
+
+    vectors: ClassVar[int] = 1
+    scratch: ClassVar[int] = 4
 
     draws: int = SETTLED_LATER
     warmup: int = SETTLED_LATER

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from posterity.errors import positive, positive_whole, shown, whole
-from posterity.inference.method import Footprint, Info, Method, Traits
+from posterity.inference.memory import fit_bytes
+from posterity.inference.method import Footprint, Info, Method, Traits, theta_bytes
 from posterity.methods.maximum_a_posteriori import MAP, MAPState
 from posterity.methods.parts.gradient_runs import SETTLED_LATER, batches_in_pass, risen, usual_rate
 from posterity.methods.parts.width_cost import measured_width_cost
@@ -180,15 +181,16 @@ class SWAG(Method):
         return self.fit.prepared(joint, data)
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
-        count, members = joint.num_random, joint.num_members or 1
-        parts = {
-            **self.fit.footprint(joint, data).parts,
-            "start": members * joint.size * joint.dtype.itemsize,
-            "moments": members * 2 * 8 * (joint.size + count),
-            "deviations": members * self.rank * count * joint.dtype.itemsize,
-            "covariance": members * 8 * count * (2 * self.rank + 1),
-        }
-        return Footprint(f"SWAG of rank {self.rank} over {joint.num_weights:,} weights", parts)
+        count, members, theta = joint.num_random, joint.num_members or 1, theta_bytes(joint)
+        fit = fit_bytes(self.fit.optimizer, joint, data, self.fit.batch_size)
+        activations = {"activations of a batch": fit.pop("activations of a batch")}
+        moments, deviations = members * 8 * (joint.size + count), self.rank * theta_bytes(joint, count)
+        held = {"weights": 2 * theta, **fit, "gradient": 2 * theta, "moments": moments, "deviations": deviations}
+        collecting = {"new moments": moments + members * 2 * 8 * joint.size}
+        covariance = members * 8 * count * (2 * self.rank + 3)
+        end = {"copy of the moments": theta + moments + deviations, "covariance": covariance}
+        words = f"SWAG of rank {self.rank} over {joint.num_weights:,} weights"
+        return Footprint.at_peak(words, held, activations, collecting, end)
 
     def batches(self, data: Data, key: Key) -> Feed:
         """The batches of the fit, then of one pass for batch-norm statistics."""

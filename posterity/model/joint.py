@@ -148,6 +148,13 @@ class Joint:
             )
         return counts.pop() if counts else None
 
+    def with_members(self, count: int) -> "Joint":
+        """The joint of so many members that are alike; itself if it has members."""
+        if self.num_members is not None:
+            return self
+        power = torch.full((count,), float(self.tempering.likelihood_power), dtype=torch.float64)
+        return dataclasses.replace(self, tempering=dataclasses.replace(self.tempering, likelihood_power=power))
+
     @cached_property
     def random_slices(self) -> tuple[Slice, ...]:
         """The slices of theta that contain random weights, in order."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from posterity.errors import shown
 from posterity.jacobians.jacobian import Jacobian, as_jacobian, halves
+from posterity.numerics.finite import all_finite
 from posterity.precisions.precision import (
     Precision,
     Spectrum,
@@ -81,7 +82,7 @@ class Dense(Precision):
             return self.factor
         factor: Tensor
         factor, info = torch.linalg.cholesky_ex(self.matrix)
-        if bool((info != 0).any()) or not bool(torch.isfinite(factor).all()):
+        if bool((info != 0).any()) or not bool(all_finite(factor)):
             check_finite("The precision matrix", self.matrix)
             raise not_definite(float(torch.linalg.eigvalsh(self.matrix.detach()).min()))
         # Share of each weight's precision given the weights before it: below this, rounding decides its sign.

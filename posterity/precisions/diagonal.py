@@ -9,6 +9,7 @@ from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite
 from posterity.jacobians.jacobian import Explicit, Jacobian
+from posterity.numerics.finite import all_finite
 from posterity.numerics.random import Key
 from posterity.precisions.precision import Precision, check_finite, check_size, double, number, pick, positive_base
 
@@ -31,7 +32,7 @@ class Diagonal(Precision):
         if self.prior is not None:
             check_size("Diagonal.prior", self.prior, self.size)
             object.__setattr__(self, "prior", double(self.prior))
-        if not bool(((self.entries > 0) & self.entries.isfinite()).all()):
+        if not bool(all_finite(self.entries) & (self.entries > 0).all()):
             check_finite("The diagonal precision", self.entries)
             smallest = float(self.entries.detach().min())
             raise NotPositiveDefinite(

@@ -12,6 +12,7 @@ from posterity.jacobians.convolution import Convolution
 from posterity.jacobians.head import Head
 from posterity.jacobians.jacobian import Jacobian, Outline, as_jacobian
 from posterity.jacobians.linear import Lookup, Matrix, Thin
+from posterity.numerics.finite import all_finite
 from posterity.precisions.precision import (
     Precision,
     check_finite,
@@ -416,7 +417,7 @@ def prior_patterns(prior: Tensor, shape: tuple[int, int, int]) -> tuple[Tensor, 
     """rows (..., G, O) and columns (..., G, I) whose outer products are a multiple of the prior (..., G O I)."""
     check_size("Kronecker.prior", prior, prod(shape))
     table = double(prior).reshape(*prior.shape[:-1], *shape)
-    if not bool(torch.isfinite(table).all()):
+    if not bool(all_finite(table)):
         raise NotPositiveDefinite("The prior has precisions that are not finite. Look for NaN or infinite weights.")
     if _is_multiple(table):
         return torch.ones_like(table[..., 0]), torch.ones_like(table[..., 0, :])

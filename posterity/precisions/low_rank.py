@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite, shown
 from posterity.jacobians.jacobian import Jacobian, Stacked, added, as_jacobian, halves, taken
+from posterity.numerics.finite import all_finite
 from posterity.numerics.layout import Block
 from posterity.precisions.dense import Dense
 from posterity.precisions.diagonal import in_factors
@@ -258,7 +259,7 @@ class LowRankCovariance(Precision):
         object.__setattr__(self, "own", double(self.own))
         object.__setattr__(self, "factor", self.factor.to(torch.float64))
         for name, values in (("own", self.own), ("factor", self.factor)):
-            if not bool(torch.isfinite(values).all()):
+            if not bool(all_finite(values)):
                 raise NotPositiveDefinite(
                     f"LowRankCovariance.{name} has entries that are not finite. Look for NaN or infinite weights."
                 )

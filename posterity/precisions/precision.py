@@ -9,6 +9,7 @@ from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite, shown
 from posterity.jacobians.jacobian import Jacobian
+from posterity.numerics.finite import all_finite
 from posterity.numerics.random import Key
 
 
@@ -194,7 +195,7 @@ class Spectrum:
 
 def check_finite(name: str, values: Tensor) -> None:
     """Refuse entries of `name` that are NaN or infinite."""
-    if not bool(torch.isfinite(values).all()):
+    if not bool(all_finite(values)):
         raise NotPositiveDefinite(f"{name} has entries that are not finite. Look for NaN or infinite weights or data.")
 
 

@@ -17,6 +17,7 @@ import posterity as po
 from posterity.curvature import BlockDiagonal, CorrectedKronecker, Diagonal, Full, Hessian, Kronecker, LowRank
 from posterity.errors import BadData
 from posterity.inference import Plan
+from posterity.inference.allocations import gradient_bytes
 from posterity.inference.memory import activation_bytes, device_memory, human, refuse_too_large
 from posterity.methods import MAP, Conjugate, Ensemble, Laplace, LargestVariance, LastLayer
 from posterity.model.problem import data_of
@@ -39,6 +40,11 @@ def wide() -> tuple[po.Joint, tuple[torch.Tensor, torch.Tensor]]:
     return problem, (torch.zeros(1, 784).expand(60_000, 784), torch.zeros(1, dtype=torch.int64).expand(60_000))
 
 
+def _deep() -> tuple[nn.Module, po.likelihoods.Categorical, po.priors.Normal]:
+    """A network whose activations are far larger than its weights, for the rows of `wide`."""
+    return po.networks.MLP([784, 8, 600, 8, 600, 10]), po.likelihoods.Categorical(), po.priors.Normal()
+
+
 CASES = (
     ("Laplace(structure=Full())", "20-30-20-8", 400),
     ("Laplace(structure=Full(), tuning=None)", "784-10", 8),
@@ -47,13 +53,20 @@ CASES = (
     ("Laplace(structure=Diagonal())", "784-300-10", 400),
     ("Laplace(structure=BlockDiagonal(), tuning=None)", "20-60-30-8", 200),
     ("MAP(steps=3)", "784-1000-10", 400),
+    ("MAP(steps=3, batch_size=None, optimizer=Adam())", "20-300-300-3", 8000),
+    ("MeanField(steps=3, batch_size=100, optimizer=Adam())", "784-700-10", 400),
+    ("FullRank(steps=3, batch_size=100, optimizer=Adam(1e-6))", "20-40-20-3", 400),
+    ("SGHMC(warmup=0, draws=3, thin=1, batch_size=100, chains=3, step_size=1e-4)", "784-300-10", 400),
+    ("HMC(warmup=0, draws=3, chains=2, steps=2, step_size=1e-4)", "784-300-10", 400),
+    ("Ensemble(MAP(steps=3, batch_size=100, optimizer=Adam()), size=3)", "784-300-10", 400),
 )
 MEASURED = """
 import ctypes, gc, json, logging, re, sys
 import torch
 import posterity as po
 from posterity.curvature import *
-from posterity.methods import MAP, Laplace
+from posterity.methods import *
+from posterity.optim import Adam
 
 def status(name):
     return 1024 * int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read()).group(1))
@@ -83,7 +96,7 @@ for name, sizes, count in json.loads(sys.argv[1]):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads /proc, and gives freed memory back")
-def test_plans_are_within_a_factor_of_two_of_what_is_taken() -> None:
+def test_plans_are_within_30_per_cent_of_what_is_taken() -> None:
     command = [sys.executable, "-c", MEASURED, json.dumps(CASES)]
     # Freed blocks go back to the system, so that the peak of one run does not hide in what another has left.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "100000"}
@@ -92,7 +105,7 @@ def test_plans_are_within_a_factor_of_two_of_what_is_taken() -> None:
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [name for name, _, _ in found] == [name for name, _, _ in CASES]
     for name, taken, planned in found:
-        assert 0.5 * taken - 8e6 < planned < 2.0 * taken + 8e6, name  # some MB are torch's own
+        assert 0.7 * taken - 3e6 < planned < 1.3 * taken + 3e6, name  # some MB are torch's own
 
 
 @pytest.mark.cpu
@@ -100,9 +113,18 @@ def test_a_plan_has_named_parts() -> None:
     found = po.plan(MAP(batch_size=5), joint(), (FEW, LABELS))
     weights = joint().num_weights * 4
     assert found.parts["data"] == 12 * 2 * 4 + 12 * 8
-    assert found.parts["weights"] == 3 * weights
+    assert found.parts["weights"] == weights
     assert found.parts["optimiser"] == 2 * weights + 4
-    assert found.parts["activations of a batch"] == 2 * activation_bytes(joint(), po.as_data((FEW, LABELS)), 5)
+    assert found.parts["gradient"] == weights
+    assert found.parts["distance to the mode"] == 5 * weights  # gradient and curvature in float64, and squares
+    rows = torch.zeros(9_000, 2), torch.zeros(9_000, dtype=torch.int64)
+    many = po.Joint(po.networks.MLP([2, 4, 3]), po.likelihoods.Categorical(), po.priors.Normal(), num_data=9_000)
+    method = MAP(steps=1, batch_size=8_000, optimizer=po.optim.Adam())
+    data = po.as_data(rows)
+    batch = 8_000 * (2 * 4 + 8) + 8 * 9_000  # and the order of the rows
+    parts = po.plan(method, many, rows).parts
+    assert parts["activations of a batch"] == batch + gradient_bytes(many, data, 8_000)
+    assert parts["gradient"] == 2 * weights  # of data and prior
     assert found.total == sum(found.parts.values())
     assert found.alternatives == {}
     assert found.memory == device_memory(torch.device("cpu"))
@@ -251,7 +273,7 @@ def test_every_method_and_density_has_a_plan() -> None:
     line = po.Joint(nn.Linear(2, 1), po.likelihoods.Gaussian(1.0), po.priors.Normal(), num_data=12)
     assert po.plan(Conjugate(), line, (FEW, FEW[:, :1])).total > 0
     density = po.Density(lambda u: -u.square().sum(), {"u": (5,)}, dtype=torch.float64)
-    assert po.plan(MAP(), density, None).parts["weights"] == 3 * 5 * 8
+    assert po.plan(MAP(), density, None).parts["weights"] == 5 * 8
     found = po.plan(Laplace(curvature=Hessian()), density, None)
     assert found.parts["curvature and precision"] == 6 * 8 * 25
     assert "data" not in found.parts
@@ -299,8 +321,14 @@ def test_an_ensemble_is_refused_by_its_own_count_of_members(monkeypatch: pytest.
 
 
 def test_devices_that_share_the_rows_each_hold_all_rows_and_weights_and_a_part_of_batches() -> None:
-    problem, rows = wide()
-    for method in (MAP(steps=1, batch_size=1024), MAP(steps=1, batch_size=None), Laplace(structure=Kronecker())):
+    (wider, rows), adam = wide(), po.optim.Adam()
+    deep = po.Joint(*_deep(), num_data=60_000)
+    cases = (
+        (wider, MAP(steps=1, batch_size=None, optimizer=adam)),
+        (deep, MAP(steps=1, batch_size=50_000, optimizer=adam)),
+        (deep, Laplace(structure=Diagonal(), tuning=None, batch_size=560)),
+    )
+    for problem, method in cases:
         alone, shared = po.plan(method, problem, rows), po.plan(method, problem, rows, world_size=7)
         batches = {"activations of a batch", "derivatives of some rows"} & alone.parts.keys()
         assert batches
@@ -310,9 +338,9 @@ def test_devices_that_share_the_rows_each_hold_all_rows_and_weights_and_a_part_o
             assert shared.parts[name] == alone.parts[name]
         assert "on each of 7 that share the rows" in str(shared)
         assert "that share" not in str(alone)
-    assert po.plan(MAP(steps=1, batch_size=3), problem, rows, world_size=100).total > 0
+    assert po.plan(MAP(steps=1, batch_size=3), wider, rows, world_size=100).total > 0
     with pytest.raises(ValueError, match="world_size must be a positive whole number"):
-        po.plan(MAP(), problem, rows, world_size=0)
+        po.plan(MAP(), wider, rows, world_size=0)
 
 
 def test_processes_that_share_a_run_are_refused_by_the_plan_of_each(monkeypatch: pytest.MonkeyPatch) -> None:

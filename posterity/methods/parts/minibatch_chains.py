@@ -4,15 +4,15 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from posterity.diagnostics.chains import rhat
 from posterity.errors import check_batch_size, of_kinds, positive, shown
+from posterity.inference.allocations import batch_bytes, gradient_bytes
 from posterity.inference.kept import kept_bytes, stacked
-from posterity.inference.memory import activation_bytes
 from posterity.inference.method import Footprint, Method, Traits, Work, theta_bytes
 from posterity.methods.parts.chains import APART, Chains, warn_of_unmixed
 from posterity.methods.parts.fisher import Fisher
@@ -24,6 +24,7 @@ from posterity.model.data import Batch, Data, Feed, OwnOrders, TensorData
 from posterity.numerics.random import Key
 from posterity.optim.schedules import Cycles, Schedule
 from posterity.posteriors.samples import Samples
+from posterity.storage import leaves
 
 if TYPE_CHECKING:
     from posterity.inference.run import Trace
@@ -54,6 +55,11 @@ class MinibatchChains(Chains):
     batch_size: int | None
     schedule: Schedule
     preconditioner: Preconditioner | None
+
+    vectors: ClassVar[int]
+    """Vectors of theta's size in the state of a chain, beside its preconditioner."""
+    scratch: ClassVar[int]
+    """Vectors of theta's size that a step takes beside the state."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -181,14 +187,17 @@ class MinibatchChains(Chains):
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         words = f"{super().footprint(joint, data).words}, {self.chains} chains of {self.draws:,} draws"
-        times = self.chains if joint.num_members is None else 1  # else the joint counts them
-        parts = {
-            "weights": 3 * times * theta_bytes(joint),
-            "gradient and noise": 3 * times * theta_bytes(joint),
-            "activations of a batch": 2 * times * activation_bytes(joint, data, self.batch_size),
-            **kept_bytes(joint, self.chains, self.draws, statistics=0),
-        }
-        return Footprint(words, parts)
+        theta = (self.chains if joint.num_members is None else 1) * theta_bytes(joint)  # else the joint counts them
+        chains = None if self.chains == 1 and joint.num_members is None else self.chains
+        batch = batch_bytes(self._own_orders(data), self.batch_size)
+        activations = batch + gradient_bytes(joint, data, self.batch_size, chains)
+        kept = kept_bytes(joint, self.chains, self.draws - 1, statistics=0) if self.draws > 1 else {}
+        state = self.rule.init(torch.empty(1, joint.size, dtype=joint.dtype, device="meta"))
+        rule = sum(leaf.numel() for leaf in leaves(state).values() if isinstance(leaf, Tensor)) // joint.size
+        held = {"weights": (self.vectors + rule + (self.draws > 1)) * theta, **kept}
+        step = {"gradient and noise": (self.scratch + 2 * rule) * theta + batch}
+        phases = {"gradient": theta, "activations of a batch": activations}, step
+        return Footprint.at_peak(words, held, *phases)
 
     def work(self, joint: Problem, data: Data) -> Work | None:
         own = gradient_work(type(self).__name__, joint, data, self.batch_size, vectors=12)
@@ -197,9 +206,12 @@ class MinibatchChains(Chains):
 
     def batches(self, data: Data, key: Key) -> Feed:
         """Shuffled mini-batches, in another order for each chain where the rows are in memory."""
-        if isinstance(data, TensorData):
-            data = OwnOrders(data, lambda key: [key.fold(f"chain {index}") for index in range(self.chains)])
-        return data.minibatches(self.batch_size, self.steps, key)
+        return self._own_orders(data).minibatches(self.batch_size, self.steps, key)
+
+    def _own_orders(self, data: Data) -> Data:
+        if not isinstance(data, TensorData):
+            return data
+        return OwnOrders(data, lambda key: [key.fold(f"chain {index}") for index in range(self.chains)])
 
     def doubts(self, joint: Problem, trace: "Trace") -> Sequence[str]:
         """Warn of a loss that rose, of temperatures that are not 1, and of chains that have not mixed."""

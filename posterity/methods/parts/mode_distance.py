@@ -5,13 +5,17 @@ import logging
 import math
 from collections.abc import Iterable
 from functools import partial
+from math import prod
 
 import torch
 from torch import Tensor
 
-from posterity.curvature import Curvature, GaussNewton, Hessian, MonteCarloFisher
+from posterity.curvature import Curvature, Diagonal, GaussNewton, Hessian, MonteCarloFisher
 from posterity.curvature.curvature import Rows
+from posterity.curvature.survey import survey
 from posterity.errors import PosterityError
+from posterity.inference.allocations import gradient_bytes
+from posterity.methods.parts.curvature_memory import pass_bytes
 from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.model.backward import batch_log_likelihood
 from posterity.model.data import NoData
@@ -24,7 +28,6 @@ WHOLE = 300  # weights up to which the whole curvature is formed, not its diagon
 CURVED = 512  # rows for the curvature
 SHARE = 0.1  # of the rows of a fit: the most that the gradient is taken at
 LEAST = 1000  # rows, for which it is taken at in any case
-DISTANCE_VECTORS = 5  # of theta's size, in float64, that are in memory at once
 COLUMNS = 10  # outputs up to which the curvature is exact; else by random draws of the targets
 
 
@@ -58,6 +61,34 @@ def mode_distance(joint: Problem, theta: Tensor, buffers: Buffers, data: Data, s
     return distance if theta.dim() > 1 else distance[0]
 
 
+def distance_bytes(joint: Problem, data: Data, seen: int, size: int | None) -> list[dict[str, int]]:
+    """Return the bytes that `mode_distance` takes, in its phases; none where there is no distance."""
+    if not isinstance(joint, Joint):
+        return [{"distance to the mode": 8 * 4 * joint.size**2 if joint.size <= WHOLE else 0}]
+    try:
+        _refuse_unmeasured(joint, data)
+    except ValueError:
+        return []
+    name, double, own = "distance to the mode", 8 * joint.size, joint.size * joint.dtype.itemsize
+    members, rows = joint.num_members or 1, min(data.num_data, data.num_data if size is None else size)
+    sums = members * (2 if rows < data.num_data else 1) * double  # the gradient, and the curvature of batches before
+    derivatives = curvature_bytes(joint, data, _curved(rows, min(data.num_data, _allowed(seen))))
+    return [
+        {name: sums + members * own, "activations of a batch": gradient_bytes(joint, data, size)},
+        {name: sums + members * (own + double)},  # a gradient is added, in float64
+        {name: 2 * members * double + own, "derivatives of some rows": derivatives},
+        {name: (2 * members + 3) * double},  # with the prior's precision
+    ]
+
+
+def curvature_bytes(joint: Joint, data: Data, rows: int) -> int:
+    """Return the bytes of the derivatives for the curvature of so many rows."""
+    joint = dataclasses.replace(joint.member(0), random="*")
+    known = survey(joint, data.first().member(0).inputs)
+    kind = _kind(max(1, prod(known.event)))
+    return pass_bytes(joint, known, kind, Diagonal(), rows)["derivatives of some rows"]
+
+
 def _refuse_unmeasured(joint: Joint, data: Data) -> None:
     if joint.bound_prior.nonsmooth:
         raise ValueError("the prior has kinks, where a gradient does not vanish")
@@ -71,10 +102,20 @@ def _refuse_unmeasured(joint: Joint, data: Data) -> None:
         raise ValueError("there are no rows")
 
 
+def _allowed(seen: int) -> int:
+    """The most rows that the gradient is taken at."""
+    return max(LEAST, int(SHARE * seen))
+
+
+def _curved(rows: int, number: int) -> int:
+    """Rows of a batch that the curvature is taken at, where the gradient is taken at this number in all."""
+    return max(1, min(rows, -(-CURVED * rows // number)))
+
+
 def _of_rows(joint: Joint, theta: Tensor, buffers: Buffers, data: Data, seen: int, size: int | None) -> list[Tensor]:
     """Squared distances of the members."""
     joint = dataclasses.replace(joint, random="*")
-    number, allowed = data.num_data, max(LEAST, int(SHARE * seen))
+    number, allowed = data.num_data, _allowed(seen)
     feed: Iterable[Batch | None] = data.passes(size).from_step(0)
     if allowed < number:
         rows = min(number, LEAST if size is None else size)
@@ -85,9 +126,9 @@ def _of_rows(joint: Joint, theta: Tensor, buffers: Buffers, data: Data, seen: in
     counted = curved = 0
     for batch in feed:
         assert batch is not None
-        grad += batch.size * joint.value_and_grad(theta, batch, buffers, train=False)[1].to(torch.float64)
+        grad.add_(joint.value_and_grad(theta, batch, buffers, train=False)[1], alpha=batch.size)
         counted += batch.size
-        few = max(1, min(batch.size, -(-CURVED * batch.size // min(number, allowed))))
+        few = _curved(batch.size, min(number, allowed))
         curved += few
         part = batch.map(partial(torch.narrow, dim=1 if batch.per_member else 0, start=0, length=few))
         for index in range(members):
@@ -95,29 +136,30 @@ def _of_rows(joint: Joint, theta: Tensor, buffers: Buffers, data: Data, seen: in
             if theta.dim() > 1:
                 own, at, rows_of = joint.member(index), theta[index], part.member(index)
                 kept = {name: b[index] for name, b in buffers.items()}
-            added = _curvature(own, at, rows_of, kept)
             if len(curvatures) <= index:
-                curvatures.append(added)
+                curvatures.append(_curvature(own, at, rows_of, kept))
             else:
-                curvatures[index] = curvatures[index] + added
-    slope = (grad / counted).reshape(members, -1)
+                curvatures[index].add_(_curvature(own, at, rows_of, kept))
+    slope = grad.div_(counted).reshape(members, -1)
     lacking = number / counted - 1.0
     measured = []
     for index, total in enumerate(curvatures):
         own, at = (joint, theta) if theta.dim() == 1 else (joint.member(index), theta[index])
-        known = float(own.tempering.likelihood_power) * total * (number / curved)
+        known = total.mul_(float(own.tempering.likelihood_power)).mul_(number / curved)
         squared = _solved(slope[index], _with_prior(own, at, known))
         measured.append(squared - lacking * (1.0 + 3.0 * math.sqrt(2.0 / at.numel())) if lacking > 0.0 else squared)
     return measured
+
+
+def _kind(outputs: int) -> Curvature:
+    return GaussNewton() if outputs <= COLUMNS else MonteCarloFisher(COLUMNS)
 
 
 def _curvature(joint: Joint, theta: Tensor, batch: Batch, buffers: Buffers) -> Tensor:
     """The curvature of these rows: (P, P) of few weights, else its diagonal (P,)."""
     weights, raw = joint.split(theta.detach())
     exact = joint.network.outputs(weights, batch.inputs, buffers or None)
-    outputs = exact[0].numel()
-    kind: Curvature = GaussNewton() if outputs <= COLUMNS else MonteCarloFisher(COLUMNS)
-    rows = Rows(kind, joint, theta, batch, buffers or None, Key(0).fold("curvature"))
+    rows = Rows(_kind(exact[0].numel()), joint, theta, batch, buffers or None, Key(0).fold("curvature"))
     found = rows.matrix() if joint.num_weights <= WHOLE else rows.diagonal()
     if not raw.numel():
         return found
@@ -135,10 +177,11 @@ def _curvature(joint: Joint, theta: Tensor, batch: Batch, buffers: Buffers) -> T
 
 
 def _with_prior(joint: Joint, theta: Tensor, curvature: Tensor) -> Tensor:
-    """The curvature with the prior's precision added; heavy tails, where that is negative, add none."""
+    """The curvature with the prior's precision added in place; heavy tails, where that is negative, add none."""
     own = joint.bound_prior.precision(theta[: joint.num_weights].to(torch.float64)).clamp_min(0.0)
-    own = float(joint.tempering.prior_power) * torch.cat([own, own.new_zeros(theta.numel() - own.numel())])
-    return curvature + (own.diag() if curvature.dim() == 2 else own)
+    diagonal = curvature if curvature.dim() == 1 else curvature.diagonal()
+    diagonal[: joint.num_weights].add_(own, alpha=float(joint.tempering.prior_power))
+    return curvature
 
 
 def _solved(slope: Tensor, curvature: Tensor) -> Tensor:
@@ -151,7 +194,7 @@ def _solved(slope: Tensor, curvature: Tensor) -> Tensor:
         curvature = curvature.diagonal()
     if not bool((curvature > 0.0).all()):
         raise ValueError("the log density is not concave there")
-    return (slope.square() / curvature).mean()
+    return slope.square().div_(curvature).mean()
 
 
 def measured_distance(

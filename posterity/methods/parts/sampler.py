@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData, Diverged, fraction, positive, shown
-from posterity.inference.acceleration import Potential, budget, potential
+from posterity.inference.acceleration import Potential, potential, rows_at_once
+from posterity.inference.allocations import gradient_bytes
 from posterity.inference.kept import kept_bytes, stacked
-from posterity.inference.memory import activation_bytes
 from posterity.inference.method import Effort, Footprint, Info, Traits
 from posterity.inference.run import FAR
 from posterity.kernels.adaptation import (
@@ -289,15 +289,17 @@ class Sampler(Chains):
             )
         return joint
 
+    @property
+    def vectors(self) -> int:
+        """Vectors of theta's size that a chain holds at once: places, momenta, the terms of a leapfrog."""
+        return 11
+
     def footprint(self, joint: Problem, data: Data) -> Footprint:
-        chains = f"{self.chains} chains of {self.draws:,} draws over {joint.size:,} parameters"
-        activations = 2 * activation_bytes(joint, data, None) * self.chains
-        parts = {
-            "chains": 12 * self.chains * joint.size * joint.dtype.itemsize,
-            **kept_bytes(joint, self.chains, self.draws),
-            "activations": min(activations // (joint.num_members or 1), budget(joint)),
-        }
-        return Footprint(f"{type(self).__name__} with {chains}", parts)
+        words = f"{self.chains} chains of {self.draws:,} draws over {joint.size:,} parameters"
+        chains = self.vectors * self.chains * joint.size * joint.dtype.itemsize
+        passes = gradient_bytes(joint, data, rows_at_once(joint, data, self.chains), self.chains)
+        parts = {"chains": chains, **kept_bytes(joint, self.chains, self.draws), "activations": passes}
+        return Footprint(f"{type(self).__name__} with {words}", parts)
 
     def batches(self, data: Data, key: Key) -> Feed:
         """All rows in every transition; rows of a loader are read once and held."""

@@ -11,24 +11,28 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from posterity.errors import of_kinds
-from posterity.inference.method import GradientFit, Info, Method, Traits, Work
+from posterity.inference.allocations import batch_bytes, gradient_bytes
+from posterity.inference.memory import fit_bytes
+from posterity.inference.method import Footprint, GradientFit, Info, Method, Traits, Work, theta_bytes
 from posterity.inference.run import Trace
 from posterity.methods.parts.gradient_runs import usual_steps
 from posterity.methods.parts.gradients.drawn_weights import PairedSampling, WeightSampling
 from posterity.methods.parts.gradients.estimator import Estimator
 from posterity.methods.parts.mode_search import AtMode, Search, SearchState, first_damping, search_step
-from posterity.methods.parts.width_cost import measured_width_cost
+from posterity.methods.parts.width_cost import FEWEST_DRAWS, FEWEST_ROWS, SHARE, measured_width_cost
 from posterity.methods.parts.work import gradient_work
 from posterity.model import Batch, Data, Joint, Problem
 from posterity.model.data import StreamData
 from posterity.numerics.random import Key
 from posterity.optim import Constant, Cosine, Optimizer, ScaledAdam
+from posterity.posteriors.gaussian import LARGE
 from posterity.priors.fan import FanIn, ScaleRule
 
 ROWS = 1024
 """The largest number of rows that a step takes all together, where the batch size was left out."""
 BATCH = 128
 """The batch size, where it was left out and there are more rows."""
+SEARCHED = 4  # matrices of a search for a mode
 WEIGHTS = 512
 """The largest number of random weights of a small problem: it begins at a mode and takes more draws a step."""
 DRAWS = 8
@@ -137,6 +141,39 @@ class VariationalFit(GradientFit):
         vectors += PER_DRAW * draws
         own = gradient_work(kind, joint, data, self._rows, vectors=vectors, draws=draws, summed=summed)
         return own and replace(own, units=self.chosen("steps"))
+
+    def _sampled_footprint(
+        self, joint: Problem, data: Data, held: dict[str, int], optimised: int, prior: int, posterior: int
+    ) -> Footprint:
+        """The memory of a run that holds these parts, and what its estimator does.
+
+        The optimiser moves so many numbers; `prior` and `posterior` are bytes that the terms of the prior, and the
+        posterior at the end, take for themselves. Estimators that draw inside layers are bounded from above.
+        """
+        estimator = self.chosen("estimator")
+        draws: int = getattr(estimator, "draws", 1)
+        fit = fit_bytes(self.chosen("optimizer"), joint, data, self._rows, optimised)
+        both = joint.size + joint.num_random
+        if isinstance(estimator, PairedSampling) and joint.num_members is None:
+            apart = draws * joint.dtype.itemsize * (2 * both + joint.num_random)
+            fit["activations of a batch"] = batch_bytes(data, self._rows)
+            fit["activations of a batch"] += gradient_bytes(joint, data, self._rows, draws)
+        else:
+            apart = theta_bytes(joint, both * (2 if draws > 1 else 1))
+        if not isinstance(estimator, (WeightSampling, PairedSampling)):
+            fit["activations of a batch"] *= 2
+        held = {**held, "optimiser": fit["optimiser"], "draws": apart}
+        if self.search:
+            matrices = {"search for the mode": SEARCHED * 8 * joint.num_random**2 * (joint.num_members or 1)}
+        else:
+            matrices = {}
+        activations = {"activations of a batch": fit["activations of a batch"]}
+        phases = [activations, {"prior": prior}, matrices, {"posterior": posterior}]
+        if SHARE * self.rows_seen(data) >= FEWEST_ROWS * FEWEST_DRAWS:  # the width's cost is measured, by draws
+            members, count = joint.num_members or 1, joint.num_random
+            drawn = (8 + joint.dtype.itemsize) * max(count, LARGE["cpu"])
+            phases.append({"posterior": theta_bytes(joint) + 12 * members * count, "draws of the posterior": drawn})
+        return Footprint.at_peak(self.words(joint), held, *phases)
 
     @property
     def traits(self) -> Traits:
