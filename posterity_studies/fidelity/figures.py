@@ -78,14 +78,15 @@ def _problem(panel: "Axes", part: Compared) -> None:
             label=family,
         )
     nearest = min(part.methods, key=_variation)
-    for result in {nearest.cell: nearest, **{result.cell: result for result in part.quick[:1]}}.values():
+    marked = [(nearest, -15), *((result, 9) for result in part.quick[:1] if result.cell != nearest.cell)]
+    for result, offset in marked:
         panel.annotate(
             result.cell.recipe.label,
             (max(SHORTEST, result.seconds), _variation(result)),
-            xytext=(-6, -10),
+            xytext=(0, offset),
             textcoords="offset points",
             fontsize=8,
-            ha="right",
+            ha="center",
         )
     panel.set(xscale="log", yscale="log", xlabel="seconds")
     low, high = panel.get_xlim()
