@@ -30,9 +30,10 @@ check: $(VENV)/.dev ## Format, lint, types and import layers
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-reference: $(VENV)/.run ## Write docs/reference.md from the docstrings, docs/decks from the index of topics
+reference: $(VENV)/.run ## Write the pages that are made: reference.md, decks, which-method.md
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_decks.py
+	$(BIN)/python docs/make_which.py
 
 docs: $(VENV)/.dev ## Build the documentation site into site/, strictly, and look at it in Chromium
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q

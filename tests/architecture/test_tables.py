@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,9 @@ def losses(folder):
     """By how many points accuracy at lambda_Th is below the best, for each penalty."""
     lines = [setups["bayesian"] for setups in table(folder).values()]
     return [100 * (line["accuracy_at_best"]["mean"] - line["accuracy_at_theory"]["mean"]) for line in lines]
+
+
+def test_the_page_on_which_method_is_made_of_the_results():
+    made = runpy.run_path(str(ROOT / "docs" / "make_which.py"))
+    assert made["PAGE"].read_text(encoding="utf-8") == made["page"](), "make reference writes it"
+    assert len(made["TEXT"].splitlines()) < 60  # two screens
