@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_refused_before_anything_runs(run, monkeypatch, tmp
     wide = ("two-moons", "--hidden", "100,100", "--device", "cpu")
     result = run("fit", *wide, "--structure", "full", "--out", tmp_path / "run")
     assert result.code == 2
-    assert "Full() over 10,602 weights needs about 375 MB, and cpu has 20 MB." in result.err
+    assert "Full() over 10,602 weights needs about 225 MB, and cpu has 20 MB." in result.err
     assert "hint: --structure corrected-kronecker fits." in result.err
     assert not (tmp_path / "run").exists()
     assert run("plan", *wide, "--structure", "full").code == 0

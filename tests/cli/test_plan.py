@@ -59,8 +59,9 @@ def test_devices_that_share_the_rows_are_counted(run):
     alone = json.loads(run("plan", "two-moons", "--hidden", "6", "--json").out)
     assert (document["world_size"], alone["world_size"]) == (8, 1)
     for shared, whole in zip(document["stages"], alone["stages"], strict=True):
-        assert shared["total"] < whole["total"]
+        assert shared["total"] <= whole["total"]
         assert shared["parts"]["weights"] == whole["parts"]["weights"]
+    assert document["stages"][0]["total"] < alone["stages"][0]["total"]  # Laplace takes most where it predicts
     result = run("plan", "two-moons", "--hidden", "6", "--world-size", "8")
     assert ", on each of 8 that share the rows\n" in result.out
     assert "\ntime: not modelled\n" in result.out  # the mode is searched by L-BFGS

@@ -117,7 +117,7 @@ def test_numbers_of_numpy_are_numbers():
 
 
 def test_the_diagonal_of_a_hessian_is_weighed_as_the_matrix_it_forms(monkeypatch):
-    monkeypatch.setattr("posterity.inference.memory.device_memory", lambda device: 130_000)
+    monkeypatch.setattr("posterity.inference.memory.device_memory", lambda device: 60_000)
     method = po.methods.Laplace(tuning=None, curvature=po.curvature.Hessian(), structure=po.curvature.Diagonal())
     net = nn.Linear(1, 20)
     joint = po.Joint(net.double(), po.likelihoods.Gaussian(), po.priors.Normal(), num_data=12)

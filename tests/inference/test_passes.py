@@ -12,6 +12,7 @@ import posterity as po
 from posterity.curvature import Diagonal, Full, Hessian, Kronecker, LowRank
 from posterity.errors import BadFolder
 from posterity.inference import plan
+from posterity.inference.allocations import gradient_bytes
 from posterity.methods import (
     HMC,
     MAP,
@@ -85,9 +86,11 @@ def test_a_pass_has_no_more_rows_than_a_piece():
     with_passes(joint, micro_batch=6).value_and_grad(joint.initial(), Batch(x, y))
     assert seen[-4:] == [6, 6, 6, 2]
     assert max(seen) == 6
-    whole = plan(MAP(**{**FIT, "batch_size": None}), joint, (x, y)).parts["activations of a batch"]
-    pieces = plan(MAP(**{**FIT, "batch_size": None}), joint, (x, y), micro_batch=6).parts["activations of a batch"]
-    assert pieces * len(x) == whole * 6
+    data = po.as_data((x, y))
+    pieces = gradient_bytes(with_passes(joint, micro_batch=6), data, None)
+    assert pieces == gradient_bytes(joint, data, 6) < gradient_bytes(joint, data, None)
+    method = dataclasses.replace(METHODS["MeanField"], batch_size=None)
+    assert plan(method, joint, (x, y), micro_batch=6).total < plan(method, joint, (x, y)).total
 
 
 @pytest.mark.parametrize("name", METHODS)

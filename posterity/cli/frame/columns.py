@@ -58,8 +58,9 @@ class Column:
     resamples: bool = True
 
     def shown(self, value: float | None) -> str:
-        """The value as tables show it."""
-        return number(value, 4 if value is None or abs(value) < 1 else 5)
+        """The value as tables show it: with four decimals, and two significant digits at least."""
+        power = math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
+        return number(value, 5 if power >= 0 else max(2, 5 + power))
 
     def worse(self, value: float) -> float:
         """A number that is the less the better the value."""

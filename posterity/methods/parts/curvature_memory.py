@@ -35,7 +35,11 @@ def _columns(joint: Joint, known: Survey, curvature: Curvature, structure: Struc
         return columns, columns
     likelihood = joint.member(0).likelihood
     fixed = likelihood.fixed(likelihood.free(joint.network.initial))
-    return columns, len(fixed.output_root(torch.zeros(1, *known.event, dtype=joint.dtype)))  # classes: one less
+    try:
+        root = fixed.output_root(torch.zeros(1, *known.event, dtype=joint.dtype), len(known.event))
+    except TypeError:  # a likelihood without Fisher information: the run says what it needs
+        return columns, columns
+    return columns, len(root)  # classes: one less
 
 
 def pass_bytes(
@@ -59,7 +63,8 @@ def end_bytes(
     They are those while precisions are made, with the prior, when the evidence is `tuned`, and when so many `rows` (0:
     none) are predicted.
     """
-    kept = structure.bytes(known, joint.num_data, _columns(joint, known, curvature, structure)[1])
+    made = _columns(joint, known, curvature, structure)[1]
+    kept = structure.bytes(known, joint.num_data, made)
     if not curvature.factored:
         kept = max(kept, formed_bytes(known.size))
     name, members = "curvature and precision", joint.num_members or 1
@@ -68,8 +73,10 @@ def end_bytes(
         {name: members * kept + structure.making_bytes(known), "prior": prior},
         {name: members * kept, "prior": prior + LOG_PRIOR * 8 * joint.num_weights},
     ]
-    if tuned:  # eigenvalues of a matrix that is kept whole, by a copy of it
-        ends.append({name: members * kept, "tuning": 8 * (TUNED * known.size + structure.whole(known) ** 2)})
+    if tuned:  # eigenvalues of a matrix that is kept whole, or of inner products of its rows, by a copy
+        side = structure.whole(known)
+        side = min(side, joint.num_data * made) if isinstance(structure, Full) else side
+        ends.append({name: members * kept, "tuning": 8 * (TUNED * known.size + side**2)})
     if rows:
         ends.append(
             {name: members * kept, "prior": prior, "predictions": predicted_bytes(joint, known, structure, rows)}
