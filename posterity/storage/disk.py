@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
+from typing import BinaryIO
 
 from posterity.errors import BadFolder, PosterityError
 from posterity.processes import writes
@@ -23,6 +24,7 @@ except ImportError:  # not a POSIX platform: writers there must not overlap
 
 _PIECE = 1 << 24  # bytes read at a time
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
+_DRAFT = re.compile(r"\.draft-[0-9a-f]{16}")
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}  # file systems that keep names in order by themselves
@@ -91,21 +93,46 @@ def reason(error: OSError, path: Path, needed: int) -> str:
 def write_file(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically: a reader sees the old file or the new one. Makes the folder where needed.
 
-    Of several processes that share a run the first writes.
+    Drafts that killed processes left in the folder are removed. Of several processes that share a run the first writes.
     """
     if not writes():
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = temporary(path.parent)
+        draft = path.parent / f".draft-{secrets.token_hex(8)}"
         try:
-            write(draft, [data])
-            os.replace(draft, path)
+            with open(draft, "xb") as file:
+                _lock(file)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+                if fcntl is not None:  # elsewhere a file that is open cannot be renamed
+                    os.replace(draft, path)
+            if fcntl is None:
+                os.replace(draft, path)
         finally:
             remove(draft)
+        _remove_stale_drafts(path.parent)
     except OSError as error:
         why = reason(error, path, len(data)) if error.errno in _FULL else error.strerror or error
         raise PosterityError(f"Cannot write '{path}': {why}. Give another path.") from error
+
+
+def _remove_stale_drafts(folder: Path) -> None:
+    """Delete the drafts in a folder whose writers have died."""
+    for path in folder.glob(".draft-*"):
+        with suppress(OSError), open(path, "rb") as file:
+            if _DRAFT.fullmatch(path.name) and _lock(file):
+                remove(path)
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Lock an open file until it is closed; returns whether that succeeded."""
+    if fcntl is not None:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    return False
 
 
 @contextmanager

@@ -152,7 +152,8 @@ def test_an_interrupted_study_goes_on_and_ends_as_an_uninterrupted_one(folder, m
 
     with pytest.raises(KeyboardInterrupt):
         run(TINY, folder, report=stop)
-    Cell("energy", "map", 1).path(folder).parent.joinpath(".tmp-0123456789abcdef").write_bytes(b'{"identity')
+    draft = Cell("energy", "map", 1).path(folder).parent / ".draft-0123456789abcdef"
+    draft.write_bytes(b'{"identity')
     first = {path: path.read_bytes() for path in (folder / "runs").rglob("split-*.json")}
     assert {path.name for path in first} == {"split-00.json"}
     fitted, fit = [], runs.fit
@@ -160,6 +161,7 @@ def test_an_interrupted_study_goes_on_and_ends_as_an_uninterrupted_one(folder, m
     lines = []
     resumed = run(TINY, folder, report=lines.append)
     assert fitted == [1, 2]
+    assert not draft.exists()
     assert lines[0] == "2 of 6 results are there already"
     assert lines[1].startswith("1/2 energy split 1: MAP NLL ")
     assert scores(resumed) == scores(whole)
