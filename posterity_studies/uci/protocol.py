@@ -35,12 +35,13 @@ class Keyed(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One split, standardised by the means and scales of its training rows; `target_scale` is the target's scale."""
+    """One split, standardised by means and scales of its training rows; those of the target are kept."""
 
     data_set: str
     index: int
     train: LabelledData
     test: LabelledData
+    target_mean: float
     target_scale: float
 
     def scores(self, predictive: Predictive) -> dict[str, float]:
@@ -69,7 +70,7 @@ def standardised(data: DataSet, index: int, constants: str = "zero") -> Split:
         LabelledData(_scaled(rows.inputs, by_input), _scaled(rows.targets, by_target))
         for rows in (data.train, data.test)
     )
-    return Split(data.name, index, train, test, float(by_target[1]))
+    return Split(data.name, index, train, test, *map(float, by_target))
 
 
 def held_out(split: Split, settings: Settings) -> Split:

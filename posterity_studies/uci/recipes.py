@@ -8,9 +8,20 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
+from posterity.estimators import fit_automatic
 from posterity.inference import Method, infer
 from posterity.likelihoods import Gaussian, Heteroscedastic
-from posterity.methods import MAP, Ensemble, Laplace, MCDropout, ProbabilisticBackpropagation
+from posterity.methods import (
+    MAP,
+    SWAG,
+    Ensemble,
+    Laplace,
+    MCDropout,
+    MeanField,
+    NaturalGradient,
+    OnlineLaplace,
+    ProbabilisticBackpropagation,
+)
 from posterity.metrics import negative_log_likelihood
 from posterity.model import Joint
 from posterity.optim.optimizer import Adam
@@ -125,6 +136,17 @@ def unscaled_problem(split: Split, settings: Settings) -> Joint:
     return Joint(mlp(split, settings), Gaussian(), Normal(), len(split.train))
 
 
+def automatic(split: Split, settings: Settings) -> Predictive:
+    """The test rows by the automatic default: linear models, Gaussian processes and networks, stacked by folds.
+
+    It takes no part of the protocol but the splits: it chooses its own networks, on the training rows.
+    """
+    (inputs, targets), seed = split.train.pair, settings.key(split.data_set, split.index).seed
+    mean, scale = (split.target_mean,), (split.target_scale,)
+    model = fit_automatic(inputs, targets.double(), "regression", mean=mean, scale=scale, seed=seed, progress=False)
+    return model.predict(split.test.inputs)
+
+
 MEMBERS = 5
 
 
@@ -134,7 +156,8 @@ class Recipe:
 
     Further the problem it fits, what it predicts, and for one that chooses settings on held-out training rows, how,
     with what it chooses from in words; then the problem takes the choice as well. `together` says that all splits of a
-    data set are fitted at once, as members; such a method has one stage, and a start of its own.
+    data set are fitted at once, as members; such a method has one stage, and a start of its own. `alone` predicts the
+    test rows without stages.
     """
 
     label: str
@@ -144,6 +167,7 @@ class Recipe:
     choose: Callable[[Split, Settings, Method], Choice] | None = None
     candidates: str | None = None
     together: bool = False
+    alone: Callable[[Split, Settings], Predictive] | None = None
 
 
 def _map(settings: Settings) -> MAP:
@@ -161,10 +185,18 @@ def _ensemble(settings: Settings) -> tuple[Method, ...]:
     return (Ensemble(MAP(max(1, settings.steps // 20), 128, Adam(0.01), Cosine()), MEMBERS),)
 
 
+def _by_default(label: str, method: Method) -> Recipe:
+    """A method at the defaults of the library, which choose steps, prior and noise by the training rows."""
+    return Recipe(label, lambda settings: (method,), unscaled_problem)
+
+
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "map": Recipe("MAP", lambda settings: (_map(settings),)),
         "laplace": Recipe("Laplace", lambda settings: (_map(settings), Laplace())),
+        "laplace-ensemble": Recipe(
+            f"Laplace x {MEMBERS}", lambda settings: (Ensemble(_map(settings), MEMBERS), Ensemble(Laplace(), MEMBERS))
+        ),
         "dropout": Recipe(
             "MC dropout", _dropout, dropout_problem, mask_average, chosen_dropout, f"rates {RATES}, noises {NOISES}"
         ),
@@ -172,9 +204,16 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             f"Ensemble of {MEMBERS}", _ensemble, ensemble_problem, moments, chosen_ensemble, f"least noises {LEAST}"
         ),
         "pbp": Recipe("PBP", lambda settings: (ProbabilisticBackpropagation(),), unscaled_problem, together=True),
+        "mean-field": _by_default("mean field", MeanField()),
+        "natural-gradient": _by_default("natural gradient", NaturalGradient()),
+        "online-laplace": _by_default("online Laplace", OnlineLaplace()),
+        "swag": _by_default("SWAG", SWAG()),
+        "auto": Recipe("auto", lambda settings: (), unscaled_problem, alone=automatic),
     }
 )
 """Full Gauss-Newton and the linearised predictive are what `Laplace()` does by default; PBP is that of its paper.
+
+MeanField, NaturalGradient, OnlineLaplace and SWAG have no settings of the study: all are the library's.
 
 The steps of the others were chosen on held-out training rows, so that a split takes seconds;
 `python -m benchmarks.uci_settings --methods dropout,ensemble` shows what others give there.

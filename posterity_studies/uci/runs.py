@@ -90,6 +90,8 @@ def fit(split: Split, methods: Sequence[str], settings: Settings) -> list[Result
 def fitted(split: Split, recipe: Recipe, settings: Settings, done: Done) -> tuple[dict[str, float], float]:
     """The scores of a method with what it chose, and its seconds; `done` remembers stages for others to start from."""
     stages, begin = recipe.stages(settings), time.perf_counter()
+    if recipe.alone is not None:
+        return split.scores(recipe.alone(split, settings)), time.perf_counter() - begin
     choice = recipe.choose and recipe.choose(split, settings, stages[-1])
     choosing = time.perf_counter() - begin
     joint = recipe.problem(split, settings, *(() if choice is None else (choice,)))

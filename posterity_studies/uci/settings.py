@@ -18,7 +18,8 @@ DATA_SETS = (
     "protein-tertiary-structure",
     "wine-quality-red",
 )
-METHODS = ("map", "laplace", "dropout", "ensemble", "pbp")
+METHODS = ("map", "laplace", "laplace-ensemble", "dropout", "ensemble", "pbp", "mean-field", "natural-gradient",
+           "online-laplace", "swag", "auto")  # fmt: skip
 CONSTANTS = ("zero", "rounded")
 
 

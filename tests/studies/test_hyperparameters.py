@@ -109,7 +109,7 @@ def test_em_moves_prior_and_noise_and_tells_where_they_ended(method):
 def test_no_test_row_takes_part_in_em():
     split = standard_split("energy", 0)
     other = standard_split("energy", 1)
-    mixed = type(split)(split.data_set, split.index, split.train, other.test, split.target_scale)
+    mixed = replace(split, test=other.test)
     both = [study.fit_em(item, "laplace", TINY) for item in (split, mixed)]
     assert both[0]["test_nll"] != both[1]["test_nll"]
     for name in ("prior_scale", "noise_scale", "bound"):

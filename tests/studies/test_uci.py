@@ -220,6 +220,15 @@ def test_a_fit_that_fails_is_named_and_survives_the_way_between_processes(folder
 
 
 @pytest.mark.usefixtures("energy")
+@pytest.mark.parametrize("method", ["laplace-ensemble", "auto"])
+def test_rows_are_predicted_better_than_by_their_mean(folder, method):
+    split = standard_split("energy", 0)
+    mean = GaussianPredictive(torch.zeros(4, 1), torch.zeros(4, 1), torch.tensor(1.0))
+    (nll,) = (score["test_nll"] for score in scores(run(replace(TINY, methods=(method,), splits=1), folder)).values())
+    assert nll < split.scores(mean)["test_nll"] - 0.2
+
+
+@pytest.mark.usefixtures("energy")
 def test_a_new_method_is_one_row(folder, monkeypatch):
     row = Recipe("Short", lambda settings: (MAP(steps=settings.steps // 2),))
     for module in (runs, study):
