@@ -185,18 +185,15 @@ def _ensemble(settings: Settings) -> tuple[Method, ...]:
     return (Ensemble(MAP(max(1, settings.steps // 20), 128, Adam(0.01), Cosine()), MEMBERS),)
 
 
-def _by_default(label: str, method: Method) -> Recipe:
+def _by_default(label: str, *stages: Method) -> Recipe:
     """A method at the defaults of the library, which choose steps, prior and noise by the training rows."""
-    return Recipe(label, lambda settings: (method,), unscaled_problem)
+    return Recipe(label, lambda settings: stages, unscaled_problem)
 
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "map": Recipe("MAP", lambda settings: (_map(settings),)),
         "laplace": Recipe("Laplace", lambda settings: (_map(settings), Laplace())),
-        "laplace-ensemble": Recipe(
-            f"Laplace x {MEMBERS}", lambda settings: (Ensemble(_map(settings), MEMBERS), Ensemble(Laplace(), MEMBERS))
-        ),
         "dropout": Recipe(
             "MC dropout", _dropout, dropout_problem, mask_average, chosen_dropout, f"rates {RATES}, noises {NOISES}"
         ),
@@ -204,6 +201,9 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             f"Ensemble of {MEMBERS}", _ensemble, ensemble_problem, moments, chosen_ensemble, f"least noises {LEAST}"
         ),
         "pbp": Recipe("PBP", lambda settings: (ProbabilisticBackpropagation(),), unscaled_problem, together=True),
+        "default-map": _by_default("MAP, chosen", MAP()),
+        "default-laplace": _by_default("Laplace, chosen", MAP(), Laplace()),
+        "laplace-ensemble": _by_default(f"Laplace x {MEMBERS}", Ensemble(MAP(), MEMBERS), Ensemble(Laplace(), MEMBERS)),
         "mean-field": _by_default("mean field", MeanField()),
         "natural-gradient": _by_default("natural gradient", NaturalGradient()),
         "online-laplace": _by_default("online Laplace", OnlineLaplace()),
