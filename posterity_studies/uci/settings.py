@@ -18,8 +18,8 @@ DATA_SETS = (
     "protein-tertiary-structure",
     "wine-quality-red",
 )
-METHODS = ("map", "laplace", "dropout", "ensemble", "pbp", "default-map", "default-laplace", "laplace-ensemble", "mean-field",
-           "natural-gradient", "online-laplace", "swag", "auto")  # fmt: skip
+METHODS = ("map", "laplace", "dropout", "ensemble", "pbp", "default-map", "default-laplace", "laplace-ensemble",
+           "mean-field", "natural-gradient", "online-laplace", "swag", "auto")  # fmt: skip
 CONSTANTS = ("zero", "rounded")
 
 
