@@ -198,6 +198,7 @@ class Density:
                 raise ValueError(f"Density.constraints: {unknown('parameter', name, self.shapes)}")
             if not isinstance(constraint, Constraint):
                 raise TypeError(f"Density.constraints['{name}'] must be a Constraint. Got {shown(constraint)}.")
+        object.__setattr__(self, "device", torch.device(self.device))  # users write "cuda", as for tensors
         if not self.shapes:
             raise ValueError("Density.shapes must name at least one parameter. Got none.")
         for name, shape in self.shapes.items():

@@ -39,6 +39,12 @@ def test_names_shapes_and_size():
     assert problem.member(3) is problem.fitted(points()) is problem
 
 
+def test_a_device_may_be_a_word():
+    density = Density(lambda x: -x.square().sum(), {"x": (2,)}, device="cpu")  # type: ignore[arg-type]
+    assert density.device == torch.device("cpu")
+    assert density.value_and_grad(torch.ones(2))[0] == -2.0
+
+
 def test_default_kind_is_torchs():
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
