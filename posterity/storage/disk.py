@@ -44,9 +44,13 @@ def is_temporary(name: str) -> bool:
 def write(path: Path, pieces: Iterable[bytes]) -> None:
     """Write a new file piece by piece, and wait until its bytes are on the disk."""
     with open(path, "xb") as file:
-        file.writelines(pieces)
-        file.flush()
-        os.fsync(file.fileno())
+        _fill(file, pieces)
+
+
+def _fill(file: BinaryIO, pieces: Iterable[bytes]) -> None:
+    file.writelines(pieces)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def read(path: Path) -> Iterator[bytes]:
@@ -103,9 +107,7 @@ def write_file(path: Path, data: bytes) -> None:
         try:
             with open(draft, "xb") as file:
                 _lock(file)
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+                _fill(file, [data])
                 if fcntl is not None:  # elsewhere a file that is open cannot be renamed
                     os.replace(draft, path)
             if fcntl is None:
