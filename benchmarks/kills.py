@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import random
+import select
 import shutil
 import signal
 import subprocess
@@ -91,9 +92,8 @@ class Spawner:
         """Run a command, killed after so many seconds if it still runs then; returns its exit code."""
         self._say(words)
         child = int(self._process.stdout.readline())
-        if kill_after is not None:
-            time.sleep(kill_after)
-            with contextlib.suppress(ProcessLookupError):  # it was faster
+        if kill_after is not None and not select.select([self._process.stdout], [], [], kill_after)[0]:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         return int(self._process.stdout.readline())
 
