@@ -507,7 +507,9 @@ def test_a_nasty_file_is_refused_in_the_documented_words(tmp_path, name):
 def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     with pytest.raises(BadData, match=r"nothing\.csv: cannot be read: No such file or directory\.$"):
         read_table(tmp_path / "nothing.csv", "y")
-    with pytest.raises(BadData, match=r"cannot be read: Is a directory\. Name one file in it\. .*read_shards reads folders"):
+    with pytest.raises(
+        BadData, match=r"cannot be read: Is a directory\. Name one file in it\. .*read_shards reads folders"
+    ):
         read_table(tmp_path, "y")
     with pytest.raises(BadData, match=r"cannot be read: embedded null byte\.$"):
         read_table("a\0b.csv", "y")
