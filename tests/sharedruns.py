@@ -217,7 +217,17 @@ def failures(rank: int, folder: Path) -> dict:
     ask("other checkpoints", lambda: fit(adam(), checkpoint=po.Checkpoint(folder / "often", steps=2 + rank)))
     ask("time", lambda: fit(adam(), callbacks=[Deadline(0.0 if rank == 1 else 1000.0)]))
     ask("in one only", lambda: po.infer(adam(), problem(), rows(), seed="one" if rank == 1 else 3))
+    inputs, labels, _ = rows()
+    ask("ragged rows", lambda: scale.gathered((inputs[:3], labels[: 2 if rank == 1 else 3])))
+    answers["left by the others"] = message(lambda: leave_unless_first(rank))
     return answers
+
+
+def leave_unless_first(rank: int) -> None:
+    """Call infer in process 0 alone."""
+    with scale.processes():
+        if rank == 0:
+            fit(adam(5))
 
 
 def main(folder: Path, words: list[str]) -> None:

@@ -14,6 +14,11 @@ def content(path: Path) -> bytes:
     """Return all bytes of a file; raises BadData that names it when it is missing, a folder, or not readable."""
     try:
         return path.read_bytes()
+    except IsADirectoryError as error:
+        raise BadData(
+            f"{path}: cannot be read: Is a directory. Name one file in it. In a program "
+            "posterity.datasets.read_shards reads folders of Parquet, Arrow and .npy files."
+        ) from error
     except OSError as error:
         of_data_set = any(path.is_relative_to(folder) for folder in data_places())
         hint = " 'posterity data' lists what data sets lack, and fetches it." if of_data_set else ""

@@ -11,6 +11,7 @@ import numpy as np
 
 from posterity.datasets.fields import MISSING
 from posterity.datasets.frames import Frame, array_of, frame_of, framed
+from posterity.datasets.shard_files import MAGIC
 from posterity.errors import BadData, shown
 
 _ZIP, _PARQUET, _OLD_EXCEL = b"PK\x03\x04", b"PAR1", b"\xd0\xcf\x11\xe0"
@@ -52,6 +53,11 @@ def typed_sheet(data: bytes, path: Path, header: bool | None) -> Sheet | None:
         return _workbook(data, path, header is not False)
     if data.startswith(_OLD_EXCEL):
         raise BadData(f"{path}: not a text file but an old spreadsheet. Export it as CSV or .xlsx.")
+    if kind := next((kind for magic, kind in MAGIC.items() if data.startswith(magic)), None):
+        raise BadData(
+            f"{path}: not a text file but of the kind {kind}. Write it as Parquet or CSV. In a program "
+            "posterity.datasets.read_shards reads it."
+        )
     return None
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from posterity.errors import BadData, shown
 
 PARQUET, ARROW, ARRAY = "Parquet", "Arrow", "NumPy"
-_MAGIC = {b"PAR1": PARQUET, b"ARROW1": ARROW, b"\x93NUMPY": ARRAY}
+MAGIC = {b"PAR1": PARQUET, b"ARROW1": ARROW, b"\x93NUMPY": ARRAY}
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".npy")
 SHARD_BYTES = 1 << 24  # of a part of a file that is read at once, where the file leaves the choice
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, IndexError, NotImplementedError)  # of Arrow and numpy
@@ -132,7 +132,7 @@ def open_file(path: Path) -> ShardFile:
             start = stream.read(8)
     except (OSError, ValueError) as error:
         raise BadData(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}.") from error
-    kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
+    kind = next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), None)
     if kind is None:
         raise BadData(
             f"{path}: not a Parquet, Arrow or .npy file. Write it as one (an Arrow stream as an Arrow file); other "

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -112,7 +113,8 @@ class Shards:
             finally:
                 if ahead is not None:
                     ahead.cancel()
-                reader.submit(release)  # Arrow's allocator keeps what a thread has freed, even after its end
+                with suppress(RuntimeError):  # of an interpreter that ends
+                    reader.submit(release)  # Arrow's allocator keeps what a thread has freed, even after its end
 
     @cached_property
     def head(self) -> Block:

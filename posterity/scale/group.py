@@ -1,6 +1,7 @@
 """The processes of torch.distributed as the processes of a run."""
 
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -33,6 +34,7 @@ _LOST = (
     "Another process of this run has ended or does not answer ({reason}), so this one, {rank} of {size}, ends as well."
 )
 _STOPPED = "Process {rank} of this run stopped, and with it the others: {error}."
+_JOINS = itertools.count()  # of this process
 _ERRORS = {"ok": None, **{kind.__name__: kind for kind in (PosterityError, BadData, BadFolder)}}
 
 
@@ -67,7 +69,7 @@ class TorchGroup(Group):
         if dist.get_backend(group) == "gloo":  # connections of their own, which can be closed
             timeout = given._get_backend(self._device).options._timeout
             self._group = dist.ProcessGroupGloo(PrefixStore("gloo", self._store), self.rank, self.size, timeout)
-        self.refuse_differing("the number of blocks", str(self.blocks))
+        self.refuse_differing("number of blocks", str(self.blocks))
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
@@ -234,10 +236,16 @@ class TorchGroup(Group):
         return tuple(each.any(0).tolist())
 
     def refuse_differing(self, what: str, value: str, remedy: str = "") -> None:
-        digest = hashlib.blake2b(value.encode(), digest_size=16).digest()
-        own = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(self._device)
-        each = self.gathered(own)
-        others = [rank for rank, other in enumerate(each) if not torch.equal(other, each[0])]
+        digests = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in (what, value)]
+        own = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8).to(self._device)
+        each = [tuple(sent.view(2, -1).tolist()) for sent in self.gathered(own)]
+        others = [rank for rank, sent in enumerate(each) if sent[0] != each[0][0]]
+        if others:
+            raise PosterityError(
+                f"The processes that share a run must make the same calls. Process {others[0]} makes another one than "
+                "process 0, or has ended its part: let none call infer or gathered alone."
+            )
+        others = [rank for rank, sent in enumerate(each) if sent[1] != each[0][1]]
         if others:
             remedy = remedy or "start all of them with the same arguments, seed and versions, on machines of one kind"
             raise PosterityError(
@@ -273,7 +281,7 @@ def processes(
         with using(own), ended_together():
             yield own
             with suppress(LostProcess):  # the work is done, whoever else has ended
-                own.any(False)  # nobody leaves while another still works
+                own.refuse_differing("end of the shared runs", "")  # nobody leaves while another still works
     finally:
         logger.setLevel(level)
         own.close()
@@ -302,7 +310,7 @@ def join(
     if backend == "nccl":
         torch.cuda.set_device(local)
     store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
-    store = PrefixStore("posterity", store)
+    store = PrefixStore(f"posterity {next(_JOINS)}", store)  # without the addresses of an earlier join
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
     try:
         with processes(blocks=blocks, reads_together=reads_together) as own:

@@ -6,10 +6,11 @@ from torch import Tensor
 from posterity.errors import BadData
 from posterity.model.batch import Batch, as_batch, batch_tensors
 from posterity.model.data import TensorData
-from posterity.processes import active
+from posterity.processes import active, ended_together
 from posterity.scale.group import TorchGroup
 
 
+@ended_together()
 def gathered(data: object) -> TensorData:
     """Return all rows, in the order of the processes, from the rows (inputs, targets[, weights]) that each one has.
 

@@ -110,7 +110,7 @@ def test_says_what_is_wrong_with_a_damaged_file(file, damage):
 def test_says_that_a_file_is_missing_or_a_folder(tmp_path):
     with pytest.raises(BadData, match=r"nothing: cannot be read: No such file or directory\.$"):
         read_idx(tmp_path / "nothing")
-    with pytest.raises(BadData, match=r"cannot be read: Is a directory\.$"):
+    with pytest.raises(BadData, match=r"cannot be read: Is a directory\. Name one file in it"):
         read_idx(tmp_path)
 
 

@@ -1,6 +1,7 @@
 """Rows in files: what is read, in which order, and what is refused."""
 
 import os
+from concurrent.futures import thread
 
 import numpy as np
 import pyarrow as pa
@@ -109,6 +110,14 @@ def test_a_reader_that_stops_early_leaves_no_thread(tmp_path):
     next(blocks)
     blocks.close()
     assert not [thread for thread in threading.enumerate() if "posterity-shards" in thread.name]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_reader_that_is_left_to_the_end_of_the_interpreter_ends_without_an_error(tmp_path, monkeypatch):
+    blocks = opened(shardfiles.write(tmp_path, "npy", *shardfiles.rows()), "npy").blocks()
+    next(blocks)
+    monkeypatch.setattr(thread, "_shutdown", True)
+    blocks.close()
 
 
 @pytest.mark.usefixtures("small")

@@ -296,6 +296,8 @@ REFUSED = {
     "a damaged zip archive": (b"PK\x03\x04rest", {}, "cannot be unpacked: File is not a zip file. Unpack it by other"),
     "a damaged gzip archive": (b"\x1f\x8b\x08rest", {}, "cannot be unpacked: "),
     "half a gzip archive": (gzip.compress(b"a,y\n1,2\n3,4\n")[:-9], {}, "cannot be unpacked: Compressed file ended"),
+    "an array": (b"\x93NUMPY\x01\x00v\x00", {}, "not a text file but of the kind NumPy. Write it as Parquet or CSV."),
+    "an Arrow file": (b"ARROW1\x00\x00rest", {}, "not a text file but of the kind Arrow. Write it as Parquet or CSV."),
     "an old spreadsheet": (b"\xd0\xcf\x11\xe0rest", {}, "not a text file but an old spreadsheet. Export it as CSV"),
     "a damaged Parquet file": (b"PAR1rest", {}, "not a Parquet file that can be read"),
     "utf-16 without a mark": ("a,y\n1,2\n".encode("utf-16-le"), {}, "not a text file: line 1 has a NUL byte"),
@@ -505,7 +507,9 @@ def test_a_nasty_file_is_refused_in_the_documented_words(tmp_path, name):
 def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     with pytest.raises(BadData, match=r"nothing\.csv: cannot be read: No such file or directory\.$"):
         read_table(tmp_path / "nothing.csv", "y")
-    with pytest.raises(BadData, match=r"cannot be read: Is a directory\.$"):
+    with pytest.raises(
+        BadData, match=r"cannot be read: Is a directory\. Name one file in it\. .*read_shards reads folders"
+    ):
         read_table(tmp_path, "y")
     with pytest.raises(BadData, match=r"cannot be read: embedded null byte\.$"):
         read_table("a\0b.csv", "y")

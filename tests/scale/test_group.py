@@ -15,6 +15,7 @@ from posterity.estimators import automatic
 from posterity.inference.validator import Validator
 from posterity.model.passes import Passes
 from posterity.processes import active, done_by_first, using, writes
+from posterity.scale import group as groups
 from posterity.scale.sums import bounds, branch_sum, branches
 
 
@@ -210,6 +211,19 @@ def test_join_outside_of_torchrun_says_what_to_do(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(RuntimeError, match=r"RANK is not set\. Start the program by torchrun"), scale.join():
         pass
+
+
+def test_each_join_has_a_store_of_its_own(monkeypatch):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    agent, start, stores = dist.HashStore(), dist.init_process_group, []
+    monkeypatch.setattr(groups, "rendezvous", lambda *_, **__: iter([(agent, 0, 1)]))
+    monkeypatch.setattr(dist, "init_process_group", lambda *a, **k: stores.append(k["store"]) or start(*a, **k))
+    for _ in range(2):
+        with scale.join():
+            pass
+        stores[0].set("address", "of the first")
+    assert not stores[1].check(["address"])
 
 
 def test_processes_without_a_group_say_what_to_do():

@@ -76,6 +76,7 @@ ONE = {  # what fails in one process: which, and what it says
     "little room": (2, "ValueError: 20 kept states take"),
     "damaged file": (1, "OSError: the file is damaged"),
     "in one only": (1, "TypeError: infer: seed must be a whole number. Got 'one'."),
+    "ragged rows": (1, "BadData: inputs, targets and weights must have the same number of rows"),
 }
 
 
@@ -102,6 +103,11 @@ def test_processes_that_all_fail_go_on_together(of_three, name):
     for own in of_three:
         assert own["failures"][name].startswith(ALL[name])
         assert own["failures"][f"{name}, then"] == "no error"
+
+
+def test_a_call_that_the_others_do_not_make_is_refused_in_all(of_three):
+    for own in of_three:
+        assert "must make the same calls. Process 1 makes another one" in own["failures"]["left by the others"]
 
 
 def test_draws_go_to_the_folder_of_the_checkpoint_in_each_process(of_three):

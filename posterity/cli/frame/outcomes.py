@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from torch import Tensor
 from posterity.cli.frame import tasks
 from posterity.cli.frame.baselines import Baseline, baselines
 from posterity.cli.frame.columns import nll_rows, scores_and_intervals
+from posterity.cli.frame.executors import IN_TURN, executor_named
 from posterity.cli.frame.fitting import Asked, Model, timed_automatic
 from posterity.cli.frame.options import AUTO, METHODS, method_label
 from posterity.cli.frame.output import error_line, hint_line, log
@@ -22,10 +23,13 @@ from posterity.cli.frame.sources import Source
 from posterity.cli.frame.tasks import Stage, Task, kl_weight, warm_up
 from posterity.cli.frame.verdict import Candidate, judge, within
 from posterity.errors import Diverged, PosterityError
-from posterity.inference import Trace
+from posterity.inference import Executor, Trace
+from posterity.inference.callbacks import bar
+from posterity.posteriors import Posterior
 from posterity.predictive import Predictive
 from posterity.processes import LostProcess
 from posterity.recipes.methods import RECIPES
+from posterity.scale.parcels import Lost
 from posterity.storage import RunFolder
 
 Result = TypeVar("Result")
@@ -38,7 +42,7 @@ class Outcome:
     """What became of a method or a baseline: its predictions at the test rows with all numbers, or why it has none.
 
     `traces` has what each stage of a method recorded. `failed` is the whole message of the error, `reason` the same in
-    a few words, `code` the exit code for it.
+    a few words, `code` the exit code for it; `said` has the line about it on standard error, and hints.
     """
 
     word: str
@@ -50,6 +54,7 @@ class Outcome:
     failed: str | None = None
     reason: str | None = None
     code: int = 0
+    said: tuple[str, ...] = ()
 
     @property
     def worked(self) -> bool:
@@ -58,17 +63,23 @@ class Outcome:
 
 
 def run_methods(names: Sequence[str], task: Task, auto: Asked, *, quiet: bool, debug: bool) -> list[Outcome]:
-    """Run methods in turn; those that begin alike share what they begin with. A failure ends only what needs it.
+    """Run methods in turn, or on an executor; those that begin alike share what they begin with.
 
-    An interruption ends the method under way and those after it. The seconds of a method count only the stages that it
-    does not share, see `shares`.
+    A failure ends only what needs it. An interruption ends the methods under way and those after them. The seconds of a
+    method count only the stages that it does not share, see `shares`.
     """
     warm_up()
     done: dict[tuple[str, ...], Stage | Outcome] = {}
     outcomes: list[Outcome] = []
     interrupted = False
+    if auto.executor not in (None, IN_TURN) and set(names) != {AUTO}:
+        try:
+            _run_ahead(names, task, done, executor_named(auto.executor), quiet=quiet, debug=debug)
+        except KeyboardInterrupt:
+            interrupted = True
+            log("interrupted: what is finished follows", quiet=quiet)
     for name in names:
-        if interrupted:
+        if interrupted and (name == AUTO or RECIPES[name].stages not in done):
             outcomes.append(_failed(name, method_label(name), "not run: interrupted before", "not run", INTERRUPTED))
             continue
         try:
@@ -83,6 +94,8 @@ def run_methods(names: Sequence[str], task: Task, auto: Asked, *, quiet: bool, d
             interrupted = True
             outcomes.append(_failed(name, method_label(name), "interrupted", "interrupted", INTERRUPTED))
             log("interrupted: what is finished follows", quiet=quiet)
+    if interrupted and not any(outcome.worked for outcome in outcomes):
+        raise KeyboardInterrupt
     return outcomes
 
 
@@ -210,6 +223,44 @@ def _outcome(
     return Outcome(name, method_label(name), numbers, predictive, model, traces)
 
 
+def _run_ahead(
+    names: Sequence[str],
+    task: Task,
+    done: dict[tuple[str, ...], Stage | Outcome],
+    executor: Executor,
+    *,
+    quiet: bool,
+    debug: bool,
+) -> None:
+    """Run the stages of all methods on the executor into `done`: first those that start from none, then the next."""
+    every = [RECIPES[name].stages for name in names if name != AUTO]
+    paths = list(dict.fromkeys(stages[:count] for stages in every for count in range(1, len(stages) + 1)))
+    with bar("fits", len(paths), wanted=False if quiet else None) as whole:
+        for count in sorted(set(map(len, paths))):
+            work, named = {}, {", ".join(path): path for path in paths if len(path) == count}
+            for name, path in named.items():
+                before = done.get(path[:-1])
+                if count == 1 or isinstance(before, Stage):
+                    start = before.posterior if isinstance(before, Stage) else None
+                    work[name] = partial(_run_away, path[-1], task, start, debug)
+            for name, result in executor.each(work):
+                stage = named[name][-1]
+                label = RECIPES[stage].label
+                outcome = _failure(stage, label, result) if isinstance(result, Lost) else result
+                if isinstance(outcome, Stage):
+                    outcome.say(label, quiet=quiet)
+                else:
+                    _say(outcome)
+                done[named[name]] = outcome
+                whole.advance()
+
+
+def _run_away(stage: str, task: Task, start: Posterior | None, debug: bool) -> Stage | Outcome:
+    """Run a stage in a process whose standard error nobody may see: what became of it is said later."""
+    warm_up()
+    return _tried(stage, RECIPES[stage].label, lambda: tasks.run_stage(stage, task, start, quiet=True), debug=debug)
+
+
 def _guarded_stage(stage: str, task: Task, start: Stage | None, *, quiet: bool, debug: bool) -> Stage | Outcome:
     posterior = None if start is None else start.posterior
     return _guarded(
@@ -219,6 +270,14 @@ def _guarded_stage(stage: str, task: Task, start: Stage | None, *, quiet: bool, 
 
 def _guarded(word: str, label: str, call: Callable[[], Result], *, debug: bool) -> Result | Outcome:
     """What the call returns, or its failure, which is said on standard error at once; with `debug` it is raised."""
+    result = _tried(word, label, call, debug=debug)
+    if isinstance(result, Outcome):
+        _say(result)
+    return result
+
+
+def _tried(word: str, label: str, call: Callable[[], Result], *, debug: bool) -> Result | Outcome:
+    """What the call returns, or its failure; with `debug` it is raised."""
     try:
         return call()
     except LostProcess:  # nothing can go on
@@ -226,13 +285,22 @@ def _guarded(word: str, label: str, call: Callable[[], Result], *, debug: bool) 
     except Exception as error:  # a network may raise anything
         if debug:
             raise
-        message, code = " ".join(str(error).split()), getattr(error, "exit_code", None)
-        if code is None:
-            message = f"unexpected error: {type(error).__name__}: {message}".rstrip(": ")
-        error_line(f"{label}: {message}{'; run with --debug for the traceback' if code is None else ''}")
-        for note in getattr(error, "__notes__", ()):
-            hint_line(note)
-        return _failed(word, label, message, _reason(error), 1 if code is None else code)
+        return _failure(word, label, error)
+
+
+def _failure(word: str, label: str, error: Exception) -> Outcome:
+    message, code = " ".join(str(error).split()), getattr(error, "exit_code", None)
+    if code is None:
+        message = f"unexpected error: {type(error).__name__}: {message}".rstrip(": ")
+    line = f"{label}: {message}{'; run with --debug for the traceback' if code is None else ''}"
+    outcome = _failed(word, label, message, _reason(error), 1 if code is None else code)
+    return replace(outcome, said=(line, *getattr(error, "__notes__", ())))
+
+
+def _say(outcome: Outcome) -> None:
+    """Say on standard error why there are no predictions."""
+    for number, line in enumerate(outcome.said):
+        (hint_line if number else error_line)(line)
 
 
 def _failed(word: str, label: str, failed: str, reason: str, code: int) -> Outcome:

@@ -291,6 +291,13 @@ class Stage:
     trace: Trace
     seconds: float
 
+    def say(self, label: str, *, quiet: bool) -> None:
+        """Say on standard error that it is finished."""
+        trace, did = self.trace, ""
+        if "loss" in trace:
+            did = f", {int(trace.steps('loss')[-1])} steps, loss {float(trace['loss'][-1].mean()):.4f}"
+        log(f"{label}{did}, {self.seconds:.1f} s", quiet=quiet)
+
 
 def run_stage(
     name: str, task: Task, start: Posterior | None, *, checkpoint: Checkpoint | None = None, quiet: bool = False
@@ -311,12 +318,9 @@ def run_stage(
         smaller = f"--step-size than {task.settings.step_size or STEP_SIZE:g}"
         error.add_note(f"try a smaller {'--prior-scale' if RECIPES[name].samples_all_rows else smaller}.")
         raise
-    seconds = time.perf_counter() - begin
-    steps = (
-        f", {int(trace.steps('loss')[-1])} steps, loss {float(trace['loss'][-1].mean()):.4f}" if "loss" in trace else ""
-    )
-    log(f"{RECIPES[name].label}{steps}, {seconds:.1f} s", quiet=quiet)
-    return Stage(posterior, trace, seconds)
+    stage = Stage(posterior, trace, time.perf_counter() - begin)
+    stage.say(RECIPES[name].label, quiet=quiet)
+    return stage
 
 
 def warm_up() -> None:
