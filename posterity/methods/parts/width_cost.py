@@ -232,8 +232,9 @@ def that_predicts(posterior: Linearized, rows: Batch) -> Linearized:
         return PredictiveFit(tolerance=WIDE).by_cavities(posterior, rows, at_mode=True)
     cost = width_cost(posterior, rows, 0)
     if cost.harms:
-        ways = (prior.chosen, joint.likelihood.chosen)
-        remedy = "Leave the scales of prior and noise out, or give smaller ones." if "" in ways else ON_NEW_ROWS
+        noise = joint.likelihood
+        given = not prior.chosen or (isinstance(noise, GaussianNoise) and not noise.chosen)
+        remedy = "Leave the scales of prior and noise out, or give smaller ones." if given else ON_NEW_ROWS
         logger.warning(
             f"The posterior predicts rows of the fit worse than the weights alone, by {cost.nats:.2g} nats a row "
             f"(standard error {cost.error:.1g}). {remedy}"
