@@ -92,7 +92,7 @@ def _check_categories(column: Column) -> None:
 
 def _remedy(reason: str, column: Column) -> str:
     if "nothing says which" in reason:
-        return "Say the decimal mark (--decimal), or write numbers without separators."
+        return "Say --thousands ',' if the comma separates thousands, or --decimal ',' if decimals follow it."
     if "thousands" in reason:
         return f"Say the mark (--thousands), correct it, or {_way_out(column)}."
     if "lose digits" in reason:

@@ -61,7 +61,7 @@ def read_records(data: bytes, path: Path, separator: str | None = None, encoding
     if not any(map(longest, columns)):
         raise BadData(f"{path}: {EMPTY}")
     if rivals := [named(other) for other in signs if other != sign]:
-        notes.append(f"The separator is {named(sign)}. Taken as parts of fields: {', '.join(rivals)}.")
+        notes.append(f"Fields are separated by {named(sign)}, and may contain {' and '.join(rivals)}.")
     if blanks:
         notes.append(f"{blanks} blank line{'s' * (blanks > 1)} between the rows did not count.")
     return Records(path, sign, columns, lines, notes)

@@ -352,5 +352,5 @@ def _sentence(
     against = f"the best alone, {best.name}, has {best.log_density:.3f} +- {best.standard_error:.3f}"
     if linear is not None and linear is not best:
         against += f", the {linear.name} {linear.log_density:.3f}"
-    said.append(f"the mixture has {density:.3f} nats per row, {against}")
+    said.append(f"the mixture has {density:.3f} nats per row (more is better), {against}")
     return "; ".join([*said, *trials.words]) + "."

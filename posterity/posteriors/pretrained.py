@@ -149,4 +149,6 @@ def _cell(text: str) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.4g}" if math.isfinite(value) else "not finite"
+    if not math.isfinite(value):
+        return "not finite"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"

@@ -98,13 +98,13 @@ READ = {
         "a;y\n1,5;0,25\n2;-3,5e2\n",
         {},
         {"a": [1.5, 2], "y": [0.25, -350]},
-        ["The separator is semicolon. Taken as parts of fields: comma.", "Numbers have a decimal comma."],
+        ["Fields are separated by semicolon, and may contain comma.", "Numbers have a decimal comma."],
     ),
     "decimal commas between tabs": (
         "a\ty\n1,5\t0,25\n2\t3\n",
         {},
         {"a": [1.5, 2], "y": [0.25, 3]},
-        ["The separator is tab. Taken as parts of fields: comma.", "Numbers have a decimal comma."],
+        ["Fields are separated by tab, and may contain comma.", "Numbers have a decimal comma."],
     ),
     "quoted decimal commas, said": (
         'a,y\n"1,5","0,25"\n2,"3,125"\n',
@@ -116,13 +116,13 @@ READ = {
         "a;y\n1,500;2\n2,250;4\n",
         {"decimal": ","},
         {"a": [1.5, 2.25], "y": [2, 4]},
-        ["The separator is semicolon. Taken as parts of fields: comma."],
+        ["Fields are separated by semicolon, and may contain comma."],
     ),
     "spaces around fields": (
         "a , y\n 1 ,\t0.5 \n2,\u00a03\n",
         {},
         {"a": [1, 2], "y": [0.5, 3]},
-        ["The separator is comma. Taken as parts of fields: tab."],
+        ["Fields are separated by comma, and may contain tab."],
     ),
     "two separators fit, one said": (
         "a;b,y\n1;2,0\n1;2,1\n1;3,2\n",
@@ -228,13 +228,13 @@ READ = {
         "a;y\n1.234,5;2\n1.234;3\n2,5;4\n",
         {"thousands": "."},
         {"a": [1234.5, 1234, 2.5], "y": [2, 3, 4]},
-        ["The separator is semicolon. Taken as parts of fields: comma."],
+        ["Fields are separated by semicolon, and may contain comma."],
     ),
     "spaces between thousands, said": (
         "a;b;y\n1 234,5;1\u00a0000 €;2\n-12\u202f345;2 000 €;3\n2,5;999,5 €;4\n",
         {"thousands": " "},
         {"a": [1234.5, -12345, 2.5], "b": [1000, 2000, 999.5], "y": [2, 3, 4]},
-        ["The separator is semicolon. Taken as parts of fields: comma.", "Numbers have a decimal comma."],
+        ["Fields are separated by semicolon, and may contain comma.", "Numbers have a decimal comma."],
     ),
     "apostrophes between thousands, said": (
         "a,y\n1'234.5,2\n1\u2019234\u2019567,3\n",
@@ -252,7 +252,7 @@ READ = {
         "a;y\n€ 5,50;2\n-€6;3\n;4\n",
         {},
         {"a": [5.5, -6, None], "y": [2, 3, 4]},
-        ["The separator is semicolon. Taken as parts of fields: comma.", "Numbers have a decimal comma."],
+        ["Fields are separated by semicolon, and may contain comma.", "Numbers have a decimal comma."],
     ),
     "days": (
         "d,y\n2020-01-31,2\n2020-02-01T12:30,3\n,4\n",
@@ -376,7 +376,12 @@ REFUSED = {
         "a;y\n1,500;2\n2,250;4\n",
         {},
         "line 2, column 'a': '1,500' has a thousands separator or a decimal comma, and nothing says which. "
-        "Say the decimal mark (--decimal)",
+        "Say --thousands ',' if the comma separates thousands, or --decimal ',' if decimals follow it.",
+    ),
+    "thousands or decimals, and the decimal mark": (
+        'a,y\n"$1,500",2\n"$2,250",4\n',
+        {"decimal": "."},
+        "'$1,500' has a thousands separator or a decimal comma, and nothing says which. Say --thousands ','",
     ),
     "decimal commas and points": ("a;y\n1,5;2.5\n2,5;3.5\n", {}, "line 2, column 'a': '1,5' has a decimal comma where"),
     "a decimal point among commas, said": (

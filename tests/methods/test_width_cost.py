@@ -11,7 +11,7 @@ from posterity import infer
 from posterity.curvature import Kronecker
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import MAP, SWAG, Laplace, MeanField, OnlineLaplace
-from posterity.methods.parts.width_cost import measured_width_cost, width_cost
+from posterity.methods.parts.width_cost import measured_width_cost, that_predicts, width_cost
 from posterity.model import Batch, Joint
 from posterity.model.data import as_data
 from posterity.networks import MLP
@@ -120,6 +120,20 @@ def test_a_posterior_is_doubted_where_it_is_too_wide(scale, warned, caplog):
     assert ("worse than its mean" in caplog.text) == warned
     assert (float(info["width_cost"]) > 0.005) == warned
     assert torch.equal(info["width_cost"], again["width_cost"])
+
+
+@pytest.mark.parametrize(("way", "remedy"), [("", "Leave the scales of"), ("evidence", "rows that it has not seen")])
+def test_the_remedy_knows_who_chose_the_scales(way, remedy, caplog, monkeypatch):
+    monkeypatch.setattr("posterity.methods.parts.width_cost.WIDE", math.inf)  # left-out rows have no say
+    joint, data = classes()
+    mode, _ = infer(MAP(), joint, data, progress=False)
+    joint = Joint(joint.network.module, Categorical(), Normal(scale=1.0, chosen=way), 120)
+    wide = Diagonal(torch.full((6,), 0.1, dtype=torch.float64))
+    q = Linearized(joint, GaussianPosterior(joint, mode.point(), wide, {}))
+    with caplog.at_level(logging.WARNING, "posterity"):
+        that_predicts(q, Batch(*data))
+    assert "rows of the fit worse than the weights alone" in caplog.text
+    assert remedy in caplog.text
 
 
 def test_it_is_skipped_where_it_would_take_long():

@@ -135,7 +135,8 @@ def test_a_hub_folder_has_the_same_bits_and_a_card(tmp_path):
     x = inputs(FLOAT64, 4)
     for name, q in posteriors().items():
         q.save(tmp_path / "run")
-        q.save_pretrained(tmp_path / "hub", scores={"NLL": 0.3125, "a|b": math.inf}, limits="Only for tests.")
+        scores = {"NLL": 0.3125, "a|b": math.inf, "RMSE": 29840.4}
+        q.save_pretrained(tmp_path / "hub", scores=scores, limits="Only for tests.")
         assert sorted(path.name for path in (tmp_path / "hub").iterdir()) == [
             "README.md",
             "config.json",
@@ -154,7 +155,7 @@ def test_a_hub_folder_has_the_same_bits_and_a_card(tmp_path):
         card = (tmp_path / "hub" / "README.md").read_text()
         assert "library_name: posterity" in card
         assert "The posterior is of 20 training rows. They are not described." in card
-        assert "| NLL | 0.3125 |\n| a\\|b | not finite |" in card
+        assert "| NLL | 0.3125 |\n| a\\|b | not finite |\n| RMSE | 29,840 |" in card
         assert "## Intended use\n\nNot stated." in card
         assert card.count("Only for tests.") == 1
         assert repr(q) in card

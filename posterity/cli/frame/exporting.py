@@ -93,7 +93,7 @@ def write_run(run: Path, opened: Run, path: Path, draws: int | None, seed: int) 
     columns = [] if fitted is None else described(fitted)
     if not path.suffix:
         scores = {k: v for k, v in RunFolder(run).read("scores").config.items() if isinstance(v, (int, float))}
-        inputs = ", ".join(column["name"] for column in columns)
+        inputs = ", ".join(" ".join(column["name"].split()) for column in columns)
         target = "" if fitted is None else f" The target is {fitted.target.name}; the inputs are {inputs}."
         q.save_pretrained(path, scores=scores, data=f"They are of {config['data']}.{target}")
         return {**about, "path": str(path), "scores": scores}

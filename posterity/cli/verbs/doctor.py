@@ -13,13 +13,11 @@ from posterity.cli.frame import options as o
 OK: Literal["ok"] = "ok"
 MISSING: Literal["missing"] = "missing"
 FAILED: Literal["FAILED"] = "FAILED"
-REQUIRED = ("torch", "numpy", "safetensors", "typer", "rich", "platformdirs")
+REQUIRED = ("torch", "numpy", "safetensors", "typer", "rich", "platformdirs", "pyarrow", "scikit-learn")
 OPTIONAL = {
     "matplotlib": "figures: pip install 'posterity[report]'",
     "pytest": "the tests: pip install 'posterity[dev]'",
     "hypothesis": "the tests: pip install 'posterity[dev]'",
-    "scipy": "the tests: pip install 'posterity[dev]'",
-    "scikit-learn": "the tests: pip install 'posterity[dev]'",
 }
 
 

@@ -41,6 +41,7 @@ TINY = torch.finfo(torch.float64).tiny
 REMEDY = (
     "Predict by the mean, take Laplace from MAP, give other prior scales, or a lower temperature: Tempering.cold(0.1)."
 )
+ON_NEW_ROWS = "The fit chose its scales: compare both on rows that it has not seen."
 _CHOSEN = "the prior scales that the fit chose, left-out rows are predicted"
 _REPLACED = (
     "The posterior has a prior scale chosen by leave-one-out instead, of which the weights are no mode: its log "
@@ -231,9 +232,11 @@ def that_predicts(posterior: Linearized, rows: Batch) -> Linearized:
         return PredictiveFit(tolerance=WIDE).by_cavities(posterior, rows, at_mode=True)
     cost = width_cost(posterior, rows, 0)
     if cost.harms:
+        noise = joint.likelihood
+        given = not prior.chosen or (isinstance(noise, GaussianNoise) and not noise.chosen)
+        remedy = "Leave the scales of prior and noise out, or give smaller ones." if given else ON_NEW_ROWS
         logger.warning(
-            f"The posterior predicts worse than the weights alone, by {cost.nats:.2g} nats a row (standard error "
-            f"{cost.error:.1g}). Prior or noise are too wide for these weights: leave their scales out, or give "
-            "smaller ones."
+            f"The posterior predicts rows of the fit worse than the weights alone, by {cost.nats:.2g} nats a row "
+            f"(standard error {cost.error:.1g}). {remedy}"
         )
     return posterior
