@@ -30,7 +30,7 @@ function number(value, digits = 4, least = 1) {
   return value.toLocaleString("en-US", options);
 }
 
-/** Positions of ticks within a range, at steps of 1, 2 or 5 times a power of ten. */
+/** Positions of ticks within a range, at steps of 1, 2 or 5 times a power of ten; of others where these leave too few. */
 function ticks([low, high], axis, count) {
   if (axis.names) return axis.names.map((_, index) => index);
   if (axis.log) {
@@ -43,11 +43,15 @@ function ticks([low, high], axis, count) {
   }
   const rough = (high - low) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
-  let step = [1, 2, 5, 10].find(factor => factor * power >= rough * 0.999) * power;
-  if (axis.whole) step = Math.max(1, Math.round(step));
-  const first = Math.ceil(low / step - 1e-9);
-  const last = Math.floor(high / step + 1e-9);
-  return Array.from({ length: Math.max(0, last - first + 1) }, (_, index) => +((first + index) * step).toPrecision(12));
+  const spaced = factors => {
+    let step = factors.find(factor => factor * power >= rough * 0.999) * power;
+    if (axis.whole) step = Math.max(1, Math.round(step));
+    const first = Math.ceil(low / step - 1e-9);
+    const last = Math.floor(high / step + 1e-9);
+    return Array.from({ length: Math.max(0, last - first + 1) }, (_, index) => +((first + index) * step).toPrecision(12));
+  };
+  const [usual, other] = [spaced([1, 2, 5, 10]), spaced([1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10])];
+  return usual.length >= 3 || usual.length >= other.length ? usual : other;
 }
 
 /** What stands at a tick. */
@@ -147,8 +151,9 @@ function drawSeries(group, series, x, y, base, over) {
 /** The axes, their ticks and labels, and the lines to compare with. */
 function drawAxes(svg, spec, x, y, box) {
   const axes = make("g", { class: "axes" });
-  const xs = ticks(box.x, spec.x, Math.max(2, Math.floor((box.right - box.left) / 75)));
-  const ys = ticks(box.y, spec.y, Math.max(2, Math.floor((box.bottom - box.top) / 34)));
+  const letters = Math.max(0, ...ticks(box.x, spec.x, 4).map(tick => tickLabel(tick, spec.x).length));
+  const xs = ticks(box.x, spec.x, Math.max(2, Math.floor((box.right - box.left) / Math.max(50, LETTER * letters + 16))));
+  const ys = ticks(box.y, spec.y, Math.max(2, Math.floor((box.bottom - box.top) / 30)));
   for (const tick of ys) {
     if (!spec.y.names) axes.append(make("line", { x1: box.left, x2: box.right, y1: y(tick), y2: y(tick), class: "grid" }));
     axes.append(make("text", { x: box.left - 6, y: y(tick) + 4, "text-anchor": "end" }, tickLabel(tick, spec.y)));
@@ -282,12 +287,14 @@ function numbers(spec) {
     if (!details.open || details.querySelector("table")) return;
     const shown = spec.series.filter(series => series.kind !== "band" || series.quiet !== true);
     const between = shown.some(series => series.low);
-    const heads = [...(shown.some(series => series.name) ? ["series"] : []), spec.x.label || "x", spec.y.label || "value",
+    const across = spec.y.names ? [spec.y.label || "name", spec.x.label || "value"] : [spec.x.label || "x", spec.y.label || "value"];
+    const heads = [...(shown.some(series => series.name) ? ["series"] : []), ...across,
       ...(between ? ["from", "to"] : []), ...(shown.some(series => series.notes) ? ["note"] : [])];
     const rows = shown.flatMap(series => (series.y || series.x).map((_, i) => {
       const cell = key => spec[key].names ? spec[key].names[series[key][i]] : series[key] ? number(series[key][i], 6) : "";
       const place = series.edges ? `${number(series.edges[i])} to ${number(series.edges[i + 1])}` : cell("x");
-      return [...(heads[0] === "series" ? [series.name || ""] : []), place, series.y ? cell("y") : "",
+      const pair = [place, series.y ? cell("y") : ""];
+      return [...(heads[0] === "series" ? [series.name || ""] : []), ...(spec.y.names ? pair.reverse() : pair),
         ...(between ? [series.low ? number(series.low[i], 6) : "", series.high ? number(series.high[i], 6) : ""] : []),
         ...(heads.includes("note") ? [(series.notes || [])[i] || ""] : [])];
     }));
