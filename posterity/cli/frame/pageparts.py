@@ -102,7 +102,9 @@ def rows_part(
             [classes[label], f"{classes[best]} ({share(p)})", share(float(row[label]))]
             for label, best, p, row in zip(labels, answer.tolist(), sure.tolist(), probs, strict=True)
         ]
-    words = () if source.preprocessing is None else {each.name for each in source.preprocessing.inputs if each.categories}
+    words = (
+        () if source.preprocessing is None else {each.name for each in source.preprocessing.inputs if each.categories}
+    )
     text = [*((1, 2) if classes else ()), *(at for at, (name, _) in enumerate(inputs, 2 + len(heads)) if name in words)]
     tables = []
     for title, order in (("Least sure", unsure), ("Most surprising", nll)):
