@@ -279,7 +279,7 @@ def gallery() -> str:
         path = folder.relative_to(ROOT).as_posix()
         made = ", ".join(filter(None, (str(about.get("date") or "")[:10], machine_words(about.get("machine")))))
         parts.append(f'<a id="{anchor(path)}"></a>\n\n## {folder.relative_to(ROOT / "results").as_posix()}')
-        parts.append(f"``` {{ .text .wraps }}\n{about['command']}\n```\n\n{made}")
+        parts.append(f"```text\n{about['command']}\n```\n\n{made}")
         parts += [f"![{figure.stem}]({path}/{figure.name})" for figure in sorted(folder.glob("*.png"))]
     return "\n\n".join(parts) + "\n"
 

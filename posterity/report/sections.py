@@ -174,8 +174,8 @@ def class_sections(classes: Sequence[str], of_rows: str, *, has_map: bool, most_
         parts.append(
             section(
                 "What to decide",
-                paragraph(f"A row is called {classes[1]} where its probability of that is above the threshold. A false alarm "
-                          f"is {classes[0]} taken for {classes[1]}, a miss the other way round."),
+                paragraph(f"A row is called {classes[1]} where its probability of that is above the threshold. A false "
+                          f"alarm is {classes[0]} taken for {classes[1]}, a miss the other way round."),
                 _controls(_slider("threshold", "Threshold", 1, 99, 50), costs),
                 '<p class="note" data-figure="wise"></p>',
                 place("decided"),
