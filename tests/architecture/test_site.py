@@ -34,7 +34,7 @@ def test_links_lead_to_the_site_or_become_text(site, source: str, page: str, tex
 
 
 def test_options_stay_whole_and_long_names_break_between_their_parts(site) -> None:
-    html = '<p><code>fit --out run</code> <code>a.longer.name_than_a_line_has</code></p><pre><code>--out x</code></pre>'
+    html = "<p><code>fit --out run</code> <code>a.longer.name_than_a_line_has</code></p><pre><code>--out x</code></pre>"
     word = '<span class="word">{}</span>'.format
     long = "a.<wbr>longer.<wbr>name_<wbr>than_<wbr>a_<wbr>line_<wbr>has"
     wanted = f"<p><code>{word('fit')} {word('--out')} {word('run')}</code> <code>{long}</code></p>"
