@@ -128,22 +128,25 @@ function drawSeries(group, series, x, y, base, over) {
   for (let i = 0; i < count; i += 1) {
     if (!there(i)) continue;
     let [px, py] = [x(series.x ? series.x[i] : 0), y(series.y ? series.y[i] : 0)];
+    let area = null; // of a bar, all of which can be pointed at
     if (series.kind === "bars") {
       const [left, right] = [x(series.edges[i]), x(series.edges[i + 1])];
       const top = Math.min(py, y(base));
       group.append(make("rect", { x: left + 0.5, y: top, width: Math.max(1, right - left - 1),
         height: Math.abs(y(base) - py), class: `bar ${colour}${over ? " over" : ""}` }));
       px = (left + right) / 2;
+      area = [left, right, top, Math.max(py, y(base))];
     } else if (series.kind === "rows") {
       group.append(make("rect", { x: Math.min(px, x(0)), y: py - 6, width: Math.abs(px - x(0)), height: 12, class: `bar ${colour}` }));
       if (series.low) group.append(make("line", { x1: x(series.low[i]), x2: x(series.high[i]), y1: py, y2: py, class: "error" }));
+      area = [Math.min(px, x(0)), Math.max(px, x(0)), py - 6, py + 6];
     } else if (series.kind === "spans" || series.kind === "dots") {
       if (series.low) group.append(make("line", { x1: px, x2: px, y1: y(series.low[i]), y2: y(series.high[i]), class: `span ${colour}` }));
       group.append(make("circle", { cx: px, cy: py, r: series.sizes ? series.sizes[i] : 2.6, class: `dot ${colour}` }));
     } else if (series.kind === "line" && series.points) {
       group.append(make("circle", { cx: px, cy: py, r: 2.6, class: `dot ${colour}` }));
     }
-    if (!series.quiet) marks.push({ px, py, series, index: i });
+    if (!series.quiet) marks.push({ px, py, area, series, index: i });
   }
   return marks;
 }
@@ -247,7 +250,9 @@ function explain(frame, tip, marks, spec) {
     const [px, py] = [(event.clientX - seen.left) / size, (event.clientY - seen.top) / size];
     let best = -1, least = 40 ** 2;
     marks().forEach((mark, index) => {
-      const away = (mark.px - px) ** 2 + (mark.py - py) ** 2;
+      const [left, right, top, bottom] = mark.area || [mark.px, mark.px, mark.py, mark.py];
+      const near = [Math.max(left, Math.min(right, px)), Math.max(top, Math.min(bottom, py))];
+      const away = (near[0] - px) ** 2 + (near[1] - py) ** 2 + (mark.area ? 1e-6 * ((mark.px - px) ** 2 + (mark.py - py) ** 2) : 0);
       if (away < least) [best, least] = [index, away];
     });
     if (best < 0) hide(); else show(best, false);
@@ -305,8 +310,8 @@ function numbers(spec) {
 
 /** A table in a region that scrolls where it is too wide. */
 function table(label, heads, rows) {
-  const line = (cells, name, scope) => make("tr", {}, ...cells.map((cell, index) =>
-    make(index && !scope ? "td" : name, name === "th" || !index ? { scope: scope || "row" } : {}, cell)));
+  const line = (cells, scope) => make("tr", {}, ...cells.map((cell, index) =>
+    make(index && !scope ? "td" : "th", scope || !index ? { scope: scope || "row" } : {}, cell)));
   return make("div", { class: "wide", role: "region", tabindex: "0", "aria-label": label }, make("table", {},
-    make("thead", {}, line(heads, "th", "col")), make("tbody", {}, ...rows.map(cells => line(cells, "th", null)))));
+    make("thead", {}, line(heads, "col")), make("tbody", {}, ...rows.map(cells => line(cells, null)))));
 }

@@ -76,7 +76,7 @@ def fields(methods: Sequence[Outcome], source: Source, levels: Sequence[float]) 
 
 
 def rows_part(
-    pred: Predictive, targets: Tensor, nll: Tensor, names: Sequence[str], source: Source, index: Tensor
+    label: str, pred: Predictive, targets: Tensor, nll: Tensor, names: Sequence[str], source: Source, index: Tensor
 ) -> str:
     """Tables of the least sure and of the most surprising rows, with the values of some columns."""
     classes = source.data.classes
@@ -112,8 +112,10 @@ def rows_part(
         rows = [
             [names[at], *cells[at], number(float(nll[at]), 3), *(column[at] for _, column in inputs)] for at in some
         ]
-        tables.append(f"<h4>{title}</h4>")
-        tables.append(table(title, ["row", *heads, "NLL", *(name for name, _ in inputs)], rows, text=text))
+        tables.append(f"<h3>{title}</h3>")
+        tables.append(
+            table(f"{title} by {label}", ["row", *heads, "NLL", *(name for name, _ in inputs)], rows, text=text)
+        )
     return "\n".join(tables)
 
 
@@ -164,7 +166,8 @@ def curves_part(methods: Sequence[Outcome], figures: dict[str, Any]) -> dict[tup
             names = ["loss"] if loss.shape[1] == 1 else [f"{kind} {index}" for index in range(min(8, loss.shape[1]))]
             lines = {name: (steps, each) for name, each in zip(names, loss.T, strict=False)}
             key, label = f"curve-{outcome.word}-{stage}", method_label(stage)
-            figures[key] = curves(f"Loss over the steps of {label}", f"step of {label}", "loss", lines)
+            whose = label if label == outcome.label else f"{label} for {outcome.label}"
+            figures[key] = curves(f"Loss over the steps of {whose}", f"step of {label}", "loss", lines)
             places.append(place(key, "panel"))
         if places:
             parts[outcome.word, outcome.label] = '<div class="panels">\n' + "\n".join(places) + "\n</div>"
