@@ -126,8 +126,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let keys scroll code, keep its words in lines whole where they fit, and open a figure at full size by a click."""
-    html = re.sub(r"(<pre[^>]*>(?:<span></span>)?<code)(?=>)", r'\1 tabindex="0"', html)
+    """Keep the words of code in lines whole where they fit, and open a figure at its full size by a click."""
     parts = re.split(r"(<pre.*?</pre>)", html, flags=re.DOTALL)
     for index in range(0, len(parts), 2):
         parts[index] = re.sub(r"(?<=<code>)[^<]+(?=</code>)", lambda text: whole_words(text[0]), parts[index])

@@ -38,8 +38,7 @@ def test_options_stay_whole_and_long_names_break_between_their_parts(site) -> No
     word = '<span class="word">{}</span>'.format
     long = "a.<wbr>longer.<wbr>name_<wbr>than_<wbr>a_<wbr>line_<wbr>has"
     wanted = f"<p><code>{word('fit')} {word('--out')} {word('run')}</code> <code>{long}</code></p>"
-    wanted += '<pre><code tabindex="0">--out x</code></pre>'  # keys scroll it
-    assert site["on_page_content"](html, page=None, config=None, files=None) == wanted
+    assert site["on_page_content"](html, page=None, config=None, files=None) == wanted + html.partition("</p>")[2]
     image = '<img alt="what it shows" src="x.png" />'
     assert site["on_page_content"](image, page=None, config=None, files=None) == f'<a href="x.png">{image}</a>'
 
