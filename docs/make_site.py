@@ -90,6 +90,11 @@ def site_path(path: str) -> str | None:
     return None
 
 
+def title_of(file: str) -> str:
+    """Return the heading of a page of the repository, by which a reader of the site knows it."""
+    return (ROOT / file).read_text(encoding="utf-8").partition("# ")[2].splitlines()[0]
+
+
 def anchor(path: str) -> str:
     """Return the anchor of a folder of results in the gallery."""
     return path.replace("/", "-")
@@ -103,10 +108,11 @@ def relinked(text: str, source: str, page: str) -> str:
         file, mark, part = target.partition("#")
         if "://" in target or target.startswith("mailto:") or not file:
             return match[0]
-        place = site_path(posixpath.normpath(posixpath.join(posixpath.dirname(source), file)))
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), file))
+        place = site_path(path)
         if place is None:
-            return words
-        inner = relinked(words, source, page)
+            return f"`{words}`" if re.fullmatch(r"\w+_\w+", words) else words
+        inner = title_of(path) if words.endswith(".md") and not part else relinked(words, source, page)
         return f"{sign}[{inner}]({posixpath.relpath(place, posixpath.dirname(page) or '.')}{mark}{part})"
 
     parts = re.split(r"(^```.*?^```)", text, flags=re.MULTILINE | re.DOTALL)  # code stays
@@ -114,16 +120,45 @@ def relinked(text: str, source: str, page: str) -> str:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Adapt the links of a page of docs/."""
+    """Adapt the links of a page of docs/, and let the lines of formulas wrap."""
+    markdown = markdown.replace("\n```text\n", "\n``` { .text .wraps }\n")
     return markdown if page.file.generated_by else relinked(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Keep the words of code in lines whole where they fit, and open a figure at its full size by a click."""
+    parts = re.split(r"(<pre.*?</pre>)", html, flags=re.DOTALL)
+    for index in range(0, len(parts), 2):
+        parts[index] = re.sub(r"(?<=<code>)[^<]+(?=</code>)", lambda text: whole_words(text[0]), parts[index])
+        parts[index] = re.sub(r'<img alt="[^"]*" src="([^"]*)"[^>]*>', r'<a href="\1">\g<0></a>', parts[index])
+    return "".join(parts)
+
+
+def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
+    """Name the dialog of the search, which the theme leaves unnamed."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+
+
+def whole_words(text: str) -> str:
+    """Return code whose lines end between words, such as options, or within long ones between their parts."""
+    words = (
+        f'<span class="word">{word}</span>'
+        if len(word) <= 24
+        else re.sub(r"(?<=\w)[_./=,(]+(?=\w)", r"\g<0><wbr>", word)
+        for word in text.split(" ")
+    )
+    return " ".join(words)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill in the parts of the navigation that are made of what there is."""
-    made = {"Methods": ["methods/index.md", *(f"methods/{name}.md" for name in method_names())]}
+    made: dict[str, list[Any]] = {"Methods": ["methods/index.md", *(f"methods/{name}.md" for name in method_names())]}
     made["Reference"] = ["reference/index.md", *(f"reference/{short(package)}.md" for package in packages())]
     tables = sorted(path.stem for path in (ROOT / "benchmarks" / "results").glob("*.md"))
-    made["Benchmarks"] = ["benchmarks/index.md", *(f"benchmarks/{name}.md" for name in tables)]
+    made["Benchmarks"] = [
+        "benchmarks/index.md",
+        *({name.replace("_", " "): f"benchmarks/{name}.md"} for name in tables),
+    ]
     for entry in config.nav or []:
         title = next(iter(entry))
         if title in made:
@@ -244,9 +279,8 @@ def method_page(name: str) -> str:
 def gallery() -> str:
     """Return the page of all figures, with the command, date and machine that made each."""
     parts = ["# Gallery", "Every figure of `results/`, with the command that made it."]
-    for results in sorted((ROOT / "results").rglob("results.json")):
-        folder = results.parent
-        about = json.loads(results.read_text(encoding="utf-8"))
+    for folder in sorted(results.parent for results in (ROOT / "results").rglob("results.json")):
+        about = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         path = folder.relative_to(ROOT).as_posix()
         made = ", ".join(filter(None, (str(about.get("date") or "")[:10], machine_words(about.get("machine")))))
         parts.append(f'<a id="{anchor(path)}"></a>\n\n## {folder.relative_to(ROOT / "results").as_posix()}')

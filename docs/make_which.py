@@ -37,7 +37,7 @@ Its mean is closer to the posterior's than that of Laplace in {ep_wins} of {ep_c
 | a network of some hundred weights | `MAMS` or `ChEES`; `NUTS` to check them | \
 Within {near} of the exact predictive in a tenth of NUTS's time on {near_count} of {problem_count} problems (below). |
 | a network that is trained already | `po.laplace(net, loader, ...)` | \
-Held-out NLL and ECE rise by at most .005 on {harmless} of {networks} networks, and NLL falls by {overfit:.3f} \
+Held-out NLL and ECE rise by at most 0.005 on {harmless} of {networks} networks, and NLL falls by {overfit:.3f} \
 (standard error {overfit_error:.3f}) on the over-trained one ([results](../benchmarks/results/posthoc.md)). |
 | a network to train once | `MAP`, then `Laplace` | \
 One more pass over the rows. `MeanField`, `NaturalGradient` and `optim.IVON` train a Gaussian in one run; on small \

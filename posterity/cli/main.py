@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 import posterity
-from posterity.cli.frame.output import error_line, hint_line, log, spell_out
+from posterity.cli.frame.options import BareSwitches
+from posterity.cli.frame.output import error_line, hint_line, log, shown_warnings, spell_out
 from posterity.cli.frame.shared import joined, rank, said_by_first
 from posterity.cli.start import INTERRUPTED, as_interrupt
 from posterity.cli.verbs.compare import compare
@@ -25,8 +27,21 @@ from posterity.cli.verbs.serve import serve
 from posterity.cli.verbs.study import study
 
 USAGE = 2
+
+
+class _Verb(BareSwitches, TyperCommand):
+    """A verb."""
+
+
+class _Verbs(BareSwitches, TyperGroup):
+    """All verbs."""
+
+
 app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=_Verbs,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 EXAMPLES = {
     "compare": (
@@ -67,7 +82,7 @@ EXAMPLES = {
 }
 for verb in (compare, fit, predict, evaluate, export, serve, plan, penalty, data, doctor):
     examples = EXAMPLES.get(verb.__name__)
-    app.command(epilog="\n\n".join(("Examples:", *examples)) if examples else None)(verb)
+    app.command(cls=_Verb, epilog="\n\n".join(("Examples:", *examples)) if examples else None)(verb)
 app.add_typer(study, name="study")
 
 
@@ -104,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     spell_out()
     try:
-        with as_interrupt(), joined(words) as has_part:
+        with as_interrupt(), shown_warnings(), joined(words) as has_part:
             code = 0
             if has_part:
                 code = get_command(app).main(

@@ -30,7 +30,7 @@ function number(value, digits = 4, least = 1) {
   return value.toLocaleString("en-US", options);
 }
 
-/** Positions of ticks within a range, at steps of 1, 2 or 5 times a power of ten. */
+/** Positions of ticks within a range, at steps of 1, 2 or 5 times a power of ten; of others where these leave too few. */
 function ticks([low, high], axis, count) {
   if (axis.names) return axis.names.map((_, index) => index);
   if (axis.log) {
@@ -43,11 +43,15 @@ function ticks([low, high], axis, count) {
   }
   const rough = (high - low) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
-  let step = [1, 2, 5, 10].find(factor => factor * power >= rough * 0.999) * power;
-  if (axis.whole) step = Math.max(1, Math.round(step));
-  const first = Math.ceil(low / step - 1e-9);
-  const last = Math.floor(high / step + 1e-9);
-  return Array.from({ length: Math.max(0, last - first + 1) }, (_, index) => +((first + index) * step).toPrecision(12));
+  const spaced = factors => {
+    let step = factors.find(factor => factor * power >= rough * 0.999) * power;
+    if (axis.whole) step = Math.max(1, Math.round(step));
+    const first = Math.ceil(low / step - 1e-9);
+    const last = Math.floor(high / step + 1e-9);
+    return Array.from({ length: Math.max(0, last - first + 1) }, (_, index) => +((first + index) * step).toPrecision(12));
+  };
+  const [usual, other] = [spaced([1, 2, 5, 10]), spaced([1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10])];
+  return usual.length >= 3 || usual.length >= other.length ? usual : other;
 }
 
 /** What stands at a tick. */
@@ -124,22 +128,25 @@ function drawSeries(group, series, x, y, base, over) {
   for (let i = 0; i < count; i += 1) {
     if (!there(i)) continue;
     let [px, py] = [x(series.x ? series.x[i] : 0), y(series.y ? series.y[i] : 0)];
+    let area = null; // of a bar, all of which can be pointed at
     if (series.kind === "bars") {
       const [left, right] = [x(series.edges[i]), x(series.edges[i + 1])];
       const top = Math.min(py, y(base));
       group.append(make("rect", { x: left + 0.5, y: top, width: Math.max(1, right - left - 1),
         height: Math.abs(y(base) - py), class: `bar ${colour}${over ? " over" : ""}` }));
       px = (left + right) / 2;
+      area = [left, right, top, Math.max(py, y(base))];
     } else if (series.kind === "rows") {
       group.append(make("rect", { x: Math.min(px, x(0)), y: py - 6, width: Math.abs(px - x(0)), height: 12, class: `bar ${colour}` }));
       if (series.low) group.append(make("line", { x1: x(series.low[i]), x2: x(series.high[i]), y1: py, y2: py, class: "error" }));
+      area = [Math.min(px, x(0)), Math.max(px, x(0)), py - 6, py + 6];
     } else if (series.kind === "spans" || series.kind === "dots") {
       if (series.low) group.append(make("line", { x1: px, x2: px, y1: y(series.low[i]), y2: y(series.high[i]), class: `span ${colour}` }));
       group.append(make("circle", { cx: px, cy: py, r: series.sizes ? series.sizes[i] : 2.6, class: `dot ${colour}` }));
     } else if (series.kind === "line" && series.points) {
       group.append(make("circle", { cx: px, cy: py, r: 2.6, class: `dot ${colour}` }));
     }
-    if (!series.quiet) marks.push({ px, py, series, index: i });
+    if (!series.quiet) marks.push({ px, py, area, series, index: i });
   }
   return marks;
 }
@@ -147,8 +154,9 @@ function drawSeries(group, series, x, y, base, over) {
 /** The axes, their ticks and labels, and the lines to compare with. */
 function drawAxes(svg, spec, x, y, box) {
   const axes = make("g", { class: "axes" });
-  const xs = ticks(box.x, spec.x, Math.max(2, Math.floor((box.right - box.left) / 75)));
-  const ys = ticks(box.y, spec.y, Math.max(2, Math.floor((box.bottom - box.top) / 34)));
+  const letters = Math.max(0, ...ticks(box.x, spec.x, 4).map(tick => tickLabel(tick, spec.x).length));
+  const xs = ticks(box.x, spec.x, Math.max(2, Math.floor((box.right - box.left) / Math.max(50, LETTER * letters + 16))));
+  const ys = ticks(box.y, spec.y, Math.max(2, Math.floor((box.bottom - box.top) / 30)));
   for (const tick of ys) {
     if (!spec.y.names) axes.append(make("line", { x1: box.left, x2: box.right, y1: y(tick), y2: y(tick), class: "grid" }));
     axes.append(make("text", { x: box.left - 6, y: y(tick) + 4, "text-anchor": "end" }, tickLabel(tick, spec.y)));
@@ -242,7 +250,9 @@ function explain(frame, tip, marks, spec) {
     const [px, py] = [(event.clientX - seen.left) / size, (event.clientY - seen.top) / size];
     let best = -1, least = 40 ** 2;
     marks().forEach((mark, index) => {
-      const away = (mark.px - px) ** 2 + (mark.py - py) ** 2;
+      const [left, right, top, bottom] = mark.area || [mark.px, mark.px, mark.py, mark.py];
+      const near = [Math.max(left, Math.min(right, px)), Math.max(top, Math.min(bottom, py))];
+      const away = (near[0] - px) ** 2 + (near[1] - py) ** 2 + (mark.area ? 1e-6 * ((mark.px - px) ** 2 + (mark.py - py) ** 2) : 0);
       if (away < least) [best, least] = [index, away];
     });
     if (best < 0) hide(); else show(best, false);
@@ -282,12 +292,14 @@ function numbers(spec) {
     if (!details.open || details.querySelector("table")) return;
     const shown = spec.series.filter(series => series.kind !== "band" || series.quiet !== true);
     const between = shown.some(series => series.low);
-    const heads = [...(shown.some(series => series.name) ? ["series"] : []), spec.x.label || "x", spec.y.label || "value",
+    const across = spec.y.names ? [spec.y.label || "name", spec.x.label || "value"] : [spec.x.label || "x", spec.y.label || "value"];
+    const heads = [...(shown.some(series => series.name) ? ["series"] : []), ...across,
       ...(between ? ["from", "to"] : []), ...(shown.some(series => series.notes) ? ["note"] : [])];
     const rows = shown.flatMap(series => (series.y || series.x).map((_, i) => {
       const cell = key => spec[key].names ? spec[key].names[series[key][i]] : series[key] ? number(series[key][i], 6) : "";
       const place = series.edges ? `${number(series.edges[i])} to ${number(series.edges[i + 1])}` : cell("x");
-      return [...(heads[0] === "series" ? [series.name || ""] : []), place, series.y ? cell("y") : "",
+      const pair = [place, series.y ? cell("y") : ""];
+      return [...(heads[0] === "series" ? [series.name || ""] : []), ...(spec.y.names ? pair.reverse() : pair),
         ...(between ? [series.low ? number(series.low[i], 6) : "", series.high ? number(series.high[i], 6) : ""] : []),
         ...(heads.includes("note") ? [(series.notes || [])[i] || ""] : [])];
     }));
@@ -298,8 +310,8 @@ function numbers(spec) {
 
 /** A table in a region that scrolls where it is too wide. */
 function table(label, heads, rows) {
-  const line = (cells, name, scope) => make("tr", {}, ...cells.map((cell, index) =>
-    make(index && !scope ? "td" : name, name === "th" || !index ? { scope: scope || "row" } : {}, cell)));
+  const line = (cells, scope) => make("tr", {}, ...cells.map((cell, index) =>
+    make(index && !scope ? "td" : "th", scope || !index ? { scope: scope || "row" } : {}, cell)));
   return make("div", { class: "wide", role: "region", tabindex: "0", "aria-label": label }, make("table", {},
-    make("thead", {}, line(heads, "th", "col")), make("tbody", {}, ...rows.map(cells => line(cells, "th", null)))));
+    make("thead", {}, line(heads, "col")), make("tbody", {}, ...rows.map(cells => line(cells, null)))));
 }

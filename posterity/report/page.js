@@ -141,7 +141,7 @@ function atTemperature() {
       y: scores.get(method).bins.map(bin => (bin.count ? bin.count / labels.length : NaN)) }] }));
   board("scaled", "NLL and ECE at the chosen temperature", ["NLL", "ECE", "accuracy"], method => {
     const { nll, ece, accuracy } = scores.get(method);
-    return [datum("nll", nll), datum("ece", ece, 3), datum("accuracy", accuracy)];
+    return [datum("nll", nll), datum("ece", ece, 2), datum("accuracy", accuracy)];
   });
 }
 
@@ -174,7 +174,7 @@ function atThreshold() {
   const wise = alarm + miss > 0 ? alarm / (alarm + miss) : 0.5;
   box("wise").textContent = `At these costs, probabilities that are right would be cut at ${number(wise, 3)}.`;
   const cuts = Array.from({ length: 99 }, (_, index) => (index + 1) / 100);
-  chart(box("costs"), { label: "Mean cost of a decision against the threshold", x: { label: `probability of ${data.classes[1]} above which it is decided for`, range: [0, 1] },
+  chart(box("costs"), { label: "Mean cost of a decision against the threshold", x: { label: `threshold on the probability of ${data.classes[1]}`, range: [0, 1] },
     y: { label: "mean cost", zero: true }, rules: [{ x: threshold }],
     series: chosen().map(method => ({ kind: "line", name: method.label, colour: method.colour, dash: method.dash, x: cuts,
       y: cuts.map(cut => meanCost(countsAbove(method, labels, cut), alarm, miss)) })) });

@@ -75,7 +75,8 @@ def scores_table(rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], bes
 
 def _cell(row: Mapping[str, Any], key: str, is_best: bool) -> str:
     value, ends = with_ends(row[key], (row.get("intervals") or {}).get(key))
-    value = value if ends else number(row[key], 3)
+    if not ends:  # a score without an interval, such as ECE: as many decimals as the command line prints
+        value = f"{row[key]:.4f}" if row[key] is not None and abs(row[key]) < 1 else number(row[key], 3)
     small = f"<small>{ends}</small>" if ends else ""
     if not is_best:
         return f"<td>{value}{small}</td>"
@@ -173,8 +174,8 @@ def class_sections(classes: Sequence[str], of_rows: str, *, has_map: bool, most_
         parts.append(
             section(
                 "What to decide",
-                paragraph(f"{classes[1]} is decided for where its probability is above the threshold. A false alarm is "
-                          f"{classes[0]} taken for {classes[1]}, a miss the other way round."),
+                paragraph(f"A row is called {classes[1]} where its probability of that is above the threshold. A false "
+                          f"alarm is {classes[0]} taken for {classes[1]}, a miss the other way round."),
                 _controls(_slider("threshold", "Threshold", 1, 99, 50), costs),
                 '<p class="note" data-figure="wise"></p>',
                 place("decided"),
@@ -186,7 +187,7 @@ def class_sections(classes: Sequence[str], of_rows: str, *, has_map: bool, most_
             section(
                 "What is taken for what",
                 paragraph("Test rows by true class, one a line, and by most probable class, one a column."),
-                place("confusion", "panels" if len(classes) <= 4 else "single"),
+                place("confusion", "tables"),
             )
         )
     if has_map:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posterity.cli.frame.output import table
 from posterity.numerics.random import Key
+from posterity.report.numbers import number
 from posterity_studies.frame import print_claims, remark, title
 from posterity_studies.options import Report, Settings, silent
 from posterity_studies.surface import problem
@@ -123,7 +124,7 @@ def show(out: Any, study: Study) -> None:
     for row in document["surfaces"]:
         modes = ", ".join(f"({first:.2f}, {second:.2f})" for first, second in row["modes"])
         share = f"{100 * row['convex_share_of_the_grid']:.0f} % of the grid"
-        rows.add_row(row["model"], modes, share, f"{row['least_curvature']:.3g}")
+        rows.add_row(row["model"], modes, share, number(row["least_curvature"], 3))
     out.print(rows)
     title(out, f"The network's posterior: modes {document['barrier']:.1f} nats below the saddle")
     rows = table("method", "p(b > 0)", "KL(q || p)")

@@ -19,6 +19,8 @@ def site():
     [
         ("docs/a.md", "a.md", "[x](../results/moons/entropy.png)", "[x](results/moons/entropy.png)"),
         ("docs/decks/a.md", "decks/a.md", "[x](../../tests/cli/test_a.py)", "x"),
+        ("docs/decks/a.md", "decks/a.md", "[test_x](../../tests/cli/test_a.py)", "`test_x`"),
+        ("docs/a.md", "a.md", "[docs/faq.md](faq.md)", "[Questions](faq.md)"),
         ("docs/a.md", "a.md", "[x](../results/logistic)", "[x](gallery.md#results-logistic)"),
         ("docs/a.md", "a.md", "[`x[0]`](reference.md)", "[`x[0]`](reference/index.md)"),
         ("README.md", "index.md", "[x](docs/tables.md#files)", "[x](tables.md#files)"),
@@ -29,6 +31,16 @@ def site():
 )
 def test_links_lead_to_the_site_or_become_text(site, source: str, page: str, text: str, wanted: str) -> None:
     assert site["relinked"](text, source, page) == wanted
+
+
+def test_options_stay_whole_and_long_names_break_between_their_parts(site) -> None:
+    html = "<p><code>fit --out run</code> <code>a.longer.name_than_a_line_has</code></p><pre><code>--out x</code></pre>"
+    word = '<span class="word">{}</span>'.format
+    long = "a.<wbr>longer.<wbr>name_<wbr>than_<wbr>a_<wbr>line_<wbr>has"
+    wanted = f"<p><code>{word('fit')} {word('--out')} {word('run')}</code> <code>{long}</code></p>"
+    assert site["on_page_content"](html, page=None, config=None, files=None) == wanted + html.partition("</p>")[2]
+    image = '<img alt="what it shows" src="x.png" />'
+    assert site["on_page_content"](image, page=None, config=None, files=None) == f'<a href="x.png">{image}</a>'
 
 
 def test_examples_become_blocks_of_code(site) -> None:

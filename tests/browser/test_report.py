@@ -76,18 +76,26 @@ EXPLORE = """
     chart.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
     keys.hidden = tip().hidden;
 
-    const mark = chart.querySelector("circle.dot, rect.bar").getBoundingClientRect();
-    const at = { clientX: mark.x + mark.width / 2, clientY: mark.y + mark.height / 2, bubbles: true };
-    chart.dispatchEvent(new PointerEvent("pointermove", at));
-    const pointed = tip().textContent;
-    chart.dispatchEvent(new PointerEvent("pointerleave", at));
+    const hovered = { marks: 0, silent: 0 };
+    for (const each of document.querySelectorAll(".chart")) {
+        for (const shape of each.querySelectorAll("circle.dot, rect.bar")) {
+            const mark = shape.getBoundingClientRect();
+            if (!mark.width) continue; // of a figure that is folded
+            const at = { clientX: mark.x + mark.width / 2, clientY: mark.y + mark.height / 2, bubbles: true };
+            each.dispatchEvent(new PointerEvent("pointermove", at));
+            hovered.marks += 1;
+            const shown = each.querySelector(".tip");
+            if (shown.hidden || !/[0-9]/.test(shown.textContent)) hovered.silent += 1;
+        }
+        each.dispatchEvent(new PointerEvent("pointerleave"));
+    }
 
     const details = [...document.querySelectorAll("details.numbers")];
     for (const each of details) each.open = true;
     await new Promise(done => setTimeout(done, 200));
     const tables = details.filter(each => each.querySelector("tbody th")).length;
     const unreached = [...document.querySelectorAll("input, .chart, summary, .wide")].filter(each => each.tabIndex < 0);
-    return { ...looked, resources, names, charts, empty: empty.length, said, keys, pointed, left: tip().hidden,
+    return { ...looked, resources, names, charts, empty: empty.length, said, keys, hovered, left: tip().hidden,
         tables, behind: details.length, unreached: unreached.length };
 """
 
@@ -103,7 +111,8 @@ def test_the_page_works_on_a_phone_by_pointer_and_by_keys_and_asks_for_nothing(t
     assert found["keys"] == {"focused": True, "shown": True, "hidden": True}
     assert len(set(found["said"])) == 3
     assert all(found["said"])
-    assert any(sign.isdigit() for sign in found["pointed"])
+    assert found["hovered"]["marks"] > 20
+    assert found["hovered"]["silent"] == 0
     assert found["left"]
     assert found["tables"] == found["behind"] == found["charts"] >= 4
     assert found["unreached"] == 0
@@ -150,7 +159,7 @@ def test_the_page_of_a_deck_fits_a_phone_and_its_figures_are_seen(tmp_path, deck
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="no axe-core: npm install axe-core, or POSTERITY_AXE=axe.min.js")
-def test_axe_finds_nothing_serious(tmp_path, report):
+def test_axe_finds_no_violation(tmp_path, report):
     policy = report.index('<meta http-equiv="Content-Security-Policy"')
     bare = report[:policy] + report[report.index(">", policy) + 1 :]  # axe is another script
     run = f"<script>{AXE.read_text(encoding='utf-8')}</script></body>"
@@ -158,11 +167,10 @@ def test_axe_finds_nothing_serious(tmp_path, report):
         for (const each of document.querySelectorAll("details")) each.open = true;
         await new Promise(done => setTimeout(done, 300));
         const result = await window.axe.run(document);
-        const grave = result.violations.filter(each => ["serious", "critical"].includes(each.impact));
         return { passes: result.passes.length,
-            serious: grave.map(each => [each.id, each.nodes.map(node => node.html)]) };"""
+            violations: result.violations.map(each => [each.id, each.nodes.map(node => node.html)]) };"""
     scheme = 1 if "table" in report[: report.index("</title>")] else 0  # light for hostile tables, dark for others
     flags = (f"--blink-settings=preferredColorScheme={scheme}", "--virtual-time-budget=20000")
     found, _ = asked(tmp_path, bare.replace("</body>", run), script, 1200, *flags)
-    assert found["serious"] == []
+    assert found["violations"] == []
     assert found["passes"] > 15

@@ -1,6 +1,7 @@
 """The door of the command line: help, versions, errors and their exit codes."""
 
 import json
+import logging
 import re
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 import posterity
 from posterity.cli.frame import tasks
 from posterity.cli.frame.options import DATA_NAMES
-from posterity.cli.frame.output import log
+from posterity.cli.frame.output import log, shown_warnings
 from posterity.datasets import TOYS
 from posterity.errors import NotPositiveDefinite
 from posterity.inference import callbacks
@@ -56,6 +57,20 @@ def test_the_help_of_every_verb_names_the_data_sets_there_are(run):
     for verb in ("compare", "fit"):
         shown = " ".join(run(verb, "--help").out.replace("│", " ").split())
         assert ", ".join(TOYS) in shown
+
+
+def test_switches_have_no_type_in_help(run):
+    for words in ((), ("plan", "--help"), ("study", "--help"), ("study", "moons", "--help")):
+        assert "<bool>" not in run(*words).out
+
+
+def test_warnings_of_the_library_are_lines_that_say_so(capsys):
+    record = logging.LogRecord("posterity", logging.WARNING, "", 0, "chains\n of %d draws", (9,), None)
+    usual = logging.lastResort
+    with shown_warnings():
+        logging.lastResort.handle(record)
+    assert capsys.readouterr().err == "warning: chains of 9 draws\n"
+    assert logging.lastResort is usual
 
 
 def test_version(run):

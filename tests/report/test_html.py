@@ -131,8 +131,8 @@ def test_the_best_of_each_column_is_marked_and_intervals_stand_below():
     assert [cell.get("class") for cell in cells] == [None] * 3 + ["best"] + [None] * 5 + ["failed"]
     assert cells[-1]["colspan"] == "3"  # scores and seconds
     texts = [part for tag, part in found.texts if tag == "td"]
-    assert texts[:3] == ["0.500", "0.200", "2.0"]  # the baseline
-    assert texts[3:] == ["0.100", "0.200", "2.0", "0.300", "0.200", "+under 0.01", "broke data"]
+    assert texts[:3] == ["0.500", "0.2000", "2.0"]  # the baseline
+    assert texts[3:] == ["0.100", "0.2000", "2.0", "0.300", "0.2000", "+under 0.01", "broke data"]
     assert [part for tag, part in found.texts if tag == "small"] == ["0.050 to 0.150"] * 3
     assert [tag.get("class") for tag in found.all("tr")] == [None, "baseline", None, None, None]
     assert [part for tag, part in found.texts if tag == "span"] == ["*", " best"]

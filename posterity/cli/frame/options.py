@@ -29,6 +29,18 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stand
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.", rich_help_panel=OUTPUT)]
 
 
+class BareSwitches:
+    """A command whose help gives switches no type: they take no value, and newer versions of typer print <bool>."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # the context's class moved between typer's versions
+        """All parameters, the switches without a type."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for each in parameters:
+            if getattr(each, "is_bool_flag", False):
+                each.metavar = ""
+        return parameters
+
+
 TEST_FRACTION = 0.2
 
 

@@ -3,6 +3,7 @@
 import codecs
 import io
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -143,6 +144,24 @@ def _labelled(message: str, label: str, style: str) -> None:
     line = " ".join(message.split())
     text = Text.assemble((label, style), line) if label else Text(line, style)
     console(stderr=True).print(text, soft_wrap=True)
+
+
+class _Warnings(logging.Handler):
+    """Prints warnings of the library as lines of the command, above a bar and broken between words."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one."""
+        _labelled(record.getMessage(), "warning: ", "yellow")
+
+
+@contextmanager
+def shown_warnings() -> Iterator[None]:
+    """Print what the library warns of, where nobody has given its log a handler."""
+    usual, logging.lastResort = logging.lastResort, _Warnings(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.lastResort = usual
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from posterity.report.charts import bars, curves, histogram, traces
 from posterity.report.embedded import GRID, finite, line_numbers, map_numbers, packed
 from posterity.report.figures import square, wider
 from posterity.report.html import facts, paragraph, section, table
-from posterity.report.numbers import number, share
+from posterity.report.numbers import number, share, short, with_ends
 from posterity.report.sections import place, warnings
 from posterity.storage.part import JSON
 
@@ -76,7 +76,7 @@ def fields(methods: Sequence[Outcome], source: Source, levels: Sequence[float]) 
 
 
 def rows_part(
-    pred: Predictive, targets: Tensor, nll: Tensor, names: Sequence[str], source: Source, index: Tensor
+    label: str, pred: Predictive, targets: Tensor, nll: Tensor, names: Sequence[str], source: Source, index: Tensor
 ) -> str:
     """Tables of the least sure and of the most surprising rows, with the values of some columns."""
     classes = source.data.classes
@@ -89,8 +89,9 @@ def rows_part(
         truth, *own = [each.exp() if source.log_target else each for each in (truth, *own)]
         heads = ["true", "predicted", f"{100 * LEVEL:g} % interval"]
         cells = [
-            [number(y), number(m), f"{number(low)} to {number(high)}"]
+            [short(y), rounded, ends or f"{number(low)} to {number(high)}"]
             for y, m, low, high in zip(truth.tolist(), *(each.tolist() for each in own), strict=True)
+            for rounded, ends in [with_ends(m, [low, high])]
         ]
     else:
         probs = pred.probs.double().cpu()
@@ -101,14 +102,20 @@ def rows_part(
             [classes[label], f"{classes[best]} ({share(p)})", share(float(row[label]))]
             for label, best, p, row in zip(labels, answer.tolist(), sure.tolist(), probs, strict=True)
         ]
+    words = (
+        () if source.preprocessing is None else {each.name for each in source.preprocessing.inputs if each.categories}
+    )
+    text = [*((1, 2) if classes else ()), *(at for at, (name, _) in enumerate(inputs, 2 + len(heads)) if name in words)]
     tables = []
     for title, order in (("Least sure", unsure), ("Most surprising", nll)):
         some = order.argsort(descending=True, stable=True)[:FEW].tolist()
         rows = [
             [names[at], *cells[at], number(float(nll[at]), 3), *(column[at] for _, column in inputs)] for at in some
         ]
-        tables.append(f"<h4>{title}</h4>")
-        tables.append(table(title, ["row", *heads, "NLL", *(name for name, _ in inputs)], rows))
+        tables.append(f"<h3>{title}</h3>")
+        tables.append(
+            table(f"{title} by {label}", ["row", *heads, "NLL", *(name for name, _ in inputs)], rows, text=text)
+        )
     return "\n".join(tables)
 
 
@@ -155,10 +162,12 @@ def curves_part(methods: Sequence[Outcome], figures: dict[str, Any]) -> dict[tup
                 trace["loss"].flatten(1) if trace["loss"].dim() > 1 else trace["loss"][:, None],
                 trace.steps("loss"),
             )
-            names = ["loss"] if loss.shape[1] == 1 else [f"{index + 1}" for index in range(min(8, loss.shape[1]))]
+            kind = "chain" if isinstance(outcome.posterior, Samples) else "member"
+            names = ["loss"] if loss.shape[1] == 1 else [f"{kind} {index}" for index in range(min(8, loss.shape[1]))]
             lines = {name: (steps, each) for name, each in zip(names, loss.T, strict=False)}
             key, label = f"curve-{outcome.word}-{stage}", method_label(stage)
-            figures[key] = curves(f"Loss over the steps of {label}", f"step of {label}", "loss", lines)
+            whose = label if label == outcome.label else f"{label} for {outcome.label}"
+            figures[key] = curves(f"Loss over the steps of {whose}", f"step of {label}", "loss", lines)
             places.append(place(key, "panel"))
         if places:
             parts[outcome.word, outcome.label] = '<div class="panels">\n' + "\n".join(places) + "\n</div>"

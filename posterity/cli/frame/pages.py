@@ -235,7 +235,7 @@ def _predictions(subject: Subject) -> tuple[list[str], dict[str, Any]]:
            if word in known and outcome.predictive is not None}  # fmt: skip
     taken = None if subject.taken is None else subject.taken.word
     parts = {
-        (word, labels[word]): rows_part(rows[word], targets, nll[word], names, source, index)
+        (word, labels[word]): rows_part(labels[word], rows[word], targets, nll[word], names, source, index)
         for word in sorted(rows, key=lambda word: word != taken)
     }
     about = "Where a method is least sure, and where it was most surprised: rows to look at first."

@@ -83,7 +83,7 @@ def _guarded(name: str, look: Callable[[], str], *, required: bool) -> Finding:
 def _threads() -> str:
     import torch
 
-    return f"{torch.get_num_threads()} of {os.cpu_count()} processors"
+    return f"{torch.get_num_threads()} of {os.cpu_count()} cores"
 
 
 def _cuda() -> str:

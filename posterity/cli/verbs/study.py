@@ -5,10 +5,16 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+
+from posterity.cli.frame.options import BareSwitches
 
 
-class _Studies(TyperGroup):
+class _Study(BareSwitches, TyperCommand):
+    """A study."""
+
+
+class _Studies(BareSwitches, TyperGroup):
     """The commands, with an own word on an unknown one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # the context's class moved between typer's versions
@@ -56,4 +62,4 @@ _frame = import_module("posterity_studies.frame")
 for module in pkgutil.iter_modules(import_module("posterity_studies").__path__):
     if module.ispkg:
         examples = _frame.summary_and_examples(module.name)[1]
-        study.command(module.name, epilog=examples)(_frame.make_command(module.name))
+        study.command(module.name, cls=_Study, epilog=examples)(_frame.make_command(module.name))
