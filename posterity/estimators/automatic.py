@@ -120,7 +120,9 @@ class Stacked:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all but the seconds into the run folder `path`, atomically; `Stacked.load` reads it back."""
-        RunFolder(path).commit(self.parts(), drop=["fit-*"])
+        folder = RunFolder(path)
+        folder.refuse()
+        folder.commit(self.parts(), drop=["fit-*"])
 
     def parts(self) -> dict[str, Part]:
         """Return all but the seconds as parts of a run folder."""

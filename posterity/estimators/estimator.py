@@ -34,6 +34,7 @@ from posterity.predictive.conformal import Order
 from posterity.priors import Prior
 from posterity.recipes.methods import RECIPES
 from posterity.recipes.stages import threads
+from posterity.storage import RunFolder
 
 logger = logging.getLogger("posterity")
 
@@ -248,6 +249,7 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         A network of your own is not stored, only its weights: pass it again to `load`.
         """
         check_is_fitted(self)
+        RunFolder(path).refuse("task")
         parameters = {**self.get_params(deep=False), "random_state": self.seed_}
         del parameters["network"], parameters["device"]
         fitted = {name: getattr(self, name) for name in self._fitted() if name not in ("posterior_", "fold_models_")}

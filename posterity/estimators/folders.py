@@ -34,15 +34,11 @@ def save(
     config: dict[str, Any] = {"estimator": name, "network": None}
     for field, values in (("parameters", parameters), ("fitted", fitted)):
         config[field] = encode({key: _plain(value) for key, value in values.items()}, tensors, field)
-    folder, own = RunFolder(path), Part(config, tensors)
-    if isinstance(posterior, Stacked):
-        posterior.save(path)
-        folder.commit({"estimator": own}, drop=["posterior"])
-        return
-    joint = posterior.joint
+    joint = None if isinstance(posterior, Stacked) else posterior.joint
     if isinstance(joint, Joint) and isinstance(joint.network.module, MLP):
         config["network"] = joint.network.module.config
-    folder.commit({**posterior.parts(), "estimator": own}, drop=["stacked", "fit-*"])
+    own = Part(config, tensors)
+    RunFolder(path).commit({**posterior.parts(), "estimator": own}, drop=["posterior", "stacked", "fit-*"])
 
 
 def folds(path: str | os.PathLike[str], *, new: bool = False) -> Iterator[Path]:

@@ -67,6 +67,14 @@ class Gaussian(Posterior):
 
     tensor_shapes: ClassVar[dict[str, str]] = {"mean": "mP", "log_evidence": "m", "data_terms": "m*"}
 
+    def __post_init__(self) -> None:
+        joint, shape, size = self.joint, tuple(self.mean.shape), self.precision.size
+        if not shape or shape[-1] not in (joint.num_weights, joint.size) or size != joint.num_random:
+            raise ValueError(
+                f"Gaussian: mean must be ({joint.num_weights},), the weights of the joint, and precision of "
+                f"{joint.num_random}, those that are random. Got {shape} and {size}."
+            )
+
     @property
     def num_members(self) -> int | None:
         return self.mean.shape[0] if self.mean.dim() > 1 else None

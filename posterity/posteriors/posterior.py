@@ -394,8 +394,14 @@ class Posterior(Deployable):
         return {"posterior": Part(config, tensors)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the posterior into the run folder `path`, atomically; read it back with `posterity.load`."""
-        RunFolder(path).commit(self.parts())
+        """Write the posterior into the run folder `path`, atomically; read it back with `posterity.load`.
+
+        The folder may hold a checkpoint of its run, or another posterior, which is replaced. A folder with a run of the
+        command line, a task of an executor or an estimator is refused.
+        """
+        folder = RunFolder(path)
+        folder.refuse()
+        folder.commit(self.parts())
 
 
 def _weights(joint: Joint) -> str:

@@ -1,11 +1,14 @@
 """`auto` at the command line: the default for files, in runs and in comparisons."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
+from posterity.cli.frame.folders import find_run
 from posterity.cli.main import main
+from posterity.errors import BadFolder, PosterityError
 
 pytestmark = pytest.mark.cpu
 
@@ -125,11 +128,39 @@ def test_a_killed_run_starts_again_and_nothing_is_half_written(run, tmp_path, mo
         stopped = run(*words)
     assert stopped.code == 130
     assert "the same command starts it again" in stopped.err
-    assert not (tmp_path / "run" / "manifest.json").exists()
+    assert not (tmp_path / "run").exists()
     assert run("predict", tmp_path / "run").code == 4
     assert run(*words, "--quiet").code == 0
     assert run("predict", tmp_path / "run").code == 0
     assert not (tmp_path / "run" / "stages").exists()
+
+
+def test_its_model_is_not_saved_among_the_parts_of_a_run(folder, content):
+    before = content(folder / "number")
+    with pytest.raises(BadFolder, match="holds a fitted run, which would be mixed with what is saved"):
+        find_run(folder / "class").posterior.save(folder / "number")
+    assert content(folder / "number") == before
+
+
+def test_where_nothing_was_fitted_no_folder_is_left(run, folder, tmp_path, monkeypatch, content):
+    file = write(tmp_path / "table.csv")
+    words = ("fit", file, "--target", "y", "--seconds", "1", "--device", "cpu", "--quiet", "--out")
+    (tmp_path / "empty").mkdir()
+    finished, before = shutil.copytree(folder / "number", tmp_path / "finished"), content(folder / "number")
+
+    def failing(*_, **__):
+        raise PosterityError("No Ray cluster answers.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("posterity.cli.frame.fitting.fit_automatic", failing)
+        for name in ("new", "empty"):
+            assert run(*words, tmp_path / name).code == 1
+        assert run(*words, finished, "--force").code == 1
+    assert content(finished) == before
+    assert not (tmp_path / "new").exists()
+    for name in ("empty", "finished"):
+        assert not (tmp_path / name / "stages").exists()
+    assert run(*words, tmp_path / "empty", "--seed", "1").code == 0
 
 
 def test_a_damaged_run_is_refused(run, folder, tmp_path):

@@ -10,6 +10,7 @@ import torch
 
 import posterity as po
 from posterity.inference import Trace
+from posterity.errors import BadFolder
 from posterity.methods import MAP
 from posterity.storage import RunFolder, disk
 
@@ -35,6 +36,13 @@ def test_a_run_folder_has_the_posterior_the_trace_and_the_task(fitted):
     trace = Trace.from_tensors(folder.read("trace").tensors)
     assert trace["map.loss"].shape == (40,)
     assert not (fitted / "stages").exists()
+
+
+def test_another_posterior_is_not_saved_among_the_parts_of_a_run(fitted, content):
+    before, q = content(fitted), po.load(fitted, po.networks.MLP((2, 6, 2), activation="tanh"))
+    with pytest.raises(BadFolder, match=r"holds a fitted run, .* Save into another folder, or delete this one first"):
+        po.posteriors.Point(q.joint, q.point()).save(fitted)
+    assert content(fitted) == before
 
 
 def test_the_posterior_is_that_of_the_library(fitted):

@@ -88,3 +88,15 @@ def test_each_door_names_the_other(tmp_path):
         BadFolder, match=r"holds a BayesianRegressor that was saved in Python.*BayesianRegressor.load\("
     ):
         find_run(tmp_path / "saved")
+
+
+def test_an_estimator_and_a_run_are_not_mixed(tmp_path):
+    model = regressor("conjugate", network=None).fit(X, Y)
+    model.save(tmp_path / "run")
+    model.save(tmp_path / "run")
+    with pytest.raises(BadFolder, match="holds an estimator, which would be mixed with what is saved"):
+        model.posterior_.save(tmp_path / "run")
+    RunFolder(tmp_path / "fitted").commit({"task": Part({})})
+    with pytest.raises(BadFolder, match="holds a fitted run, which would be mixed with what is saved"):
+        model.save(tmp_path / "fitted")
+    assert RunFolder(tmp_path / "fitted").parts() == ("task",)

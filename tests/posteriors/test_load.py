@@ -11,6 +11,7 @@ from posterity.errors import BadFolder
 from posterity.methods import MAP, Laplace
 from posterity.numerics import Key
 from posterity.storage import Part, RunFolder
+from posterity.storage.folder import OWNERS
 
 FLOAT64 = torch.float64
 
@@ -73,6 +74,17 @@ def test_saving_again_replaces(folder):
     q.save(folder)
     assert isinstance(po.load(folder, net()), po.posteriors.Point)
     assert RunFolder(folder).parts() == ("posterior",)
+
+
+def test_a_folder_may_have_the_checkpoint_of_the_run_and_nothing_larger(tmp_path):
+    run = RunFolder(tmp_path)
+    q, _ = po.infer(MAP(steps=2), classification(FLOAT64), labels(FLOAT64), checkpoint=tmp_path)
+    q.save(tmp_path)
+    assert "state" in " ".join(run.parts())
+    for owner, what in OWNERS.items():
+        run.commit({owner: Part({})}, drop=OWNERS)
+        with pytest.raises(BadFolder, match=f"holds {what}, which would be mixed with what is saved"):
+            q.save(tmp_path)
 
 
 def test_a_missing_folder(tmp_path):

@@ -67,6 +67,17 @@ def test_a_point_has_the_noise_alone():
 # Gaussian
 
 
+@pytest.mark.parametrize(
+    ("random", "weights", "size"), [("*", 25, 26), ("*", 26, 25), ("0.*", 26, 26), ("*", 0, 26)], ids=str
+)
+def test_a_gaussian_has_the_weights_of_its_joint(random, weights, size):
+    joint = dataclasses.replace(classification(FLOAT64), random=random)
+    assert (joint.num_weights, joint.num_random) == (26, 26 if random == "*" else 16)
+    mean = torch.zeros(weights, dtype=FLOAT64)
+    with pytest.raises(ValueError, match=rf"mean must be \(26,\), .* Got \({weights},\) and {size}"):
+        Gaussian(joint, mean, DiagonalPrecision(torch.ones(size, dtype=FLOAT64)))
+
+
 @pytest.mark.parametrize("structure", ["dense", "diagonal"])
 @pytest.mark.parametrize("random", ["*", "2.*"])
 def test_draws_have_the_covariance_of_the_matrix(structure, random):

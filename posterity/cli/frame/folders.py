@@ -3,7 +3,7 @@
 import codecs
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -90,6 +90,7 @@ class Slot:
 
     @contextmanager
     def _held(self, force: bool) -> Iterator[None]:
+        new = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -105,7 +106,16 @@ class Slot:
                         raise
                     disk.remove(self._stages.path)
             self._stages.commit({"task": Part(self.config)})
-            yield
+            try:
+                yield
+            except BaseException:
+                if _is_fresh(self.stages, "manifest.json"):  # nothing was fitted
+                    self.discard()
+                    if new:
+                        disk.remove(self.path / ".fit.lock")
+                        with suppress(OSError):
+                            self.path.rmdir()
+                raise
 
     @property
     def stages(self) -> Path:
@@ -229,9 +239,9 @@ def _is_ours(stages: Path) -> bool:
     )
 
 
-def _is_fresh(stages: Path) -> bool:
-    """Whether nothing but the beginnings of a first commit is in the folder."""
-    return all(entry.name.startswith((".", "task-")) for entry in stages.iterdir())
+def _is_fresh(stages: Path, *more: str) -> bool:
+    """Whether nothing but the beginnings of a first commit (and `more`) is in the folder."""
+    return all(entry.name.startswith((".", "task-", *more)) for entry in stages.iterdir())
 
 
 @dataclass(frozen=True, eq=False)

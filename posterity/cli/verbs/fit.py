@@ -189,10 +189,10 @@ def _run(
         slot.discard()  # the same numbers would only come again
         raise
     except KeyboardInterrupt:
-        if task is None:
-            log("auto keeps nothing of a fit under way: the same command starts it again.", quiet=quiet)
-        else:
+        if slot.stages.exists():
             log(f"The run so far is kept in {slot.path}: the same command goes on from there.", quiet=quiet)
+        else:
+            log("Nothing is kept of the fit under way: the same command starts it again.", quiet=quiet)
         raise
     return seconds + spent
 
