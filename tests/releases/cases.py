@@ -288,7 +288,8 @@ ONLINE = OnlineLaplace(MAP(8, 6, Adam()), LAPLACE, Evidence(PerLayer()), rounds=
 class Case:
     """A fit under a name. `integrator` is given wherever outputs have moments, so that no default is recorded.
 
-    `member` is the one that predicts, where the posterior holds several.
+    `member` is the one that predicts, where the posterior holds several. Without `refit` the stored posterior alone is
+    looked at: its fit is long, or multiplies the last bits. `given` is what `load` takes beside the network.
     """
 
     name: str
@@ -297,6 +298,8 @@ class Case:
     integrator: Integrator | None = None
     member: int | None = None
     by: Fit | None = None
+    refit: bool = True
+    given: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def fit(self, **settings: Any) -> tuple[Posterior, Any]:
         """The posterior and the trace; None for a trace where no run has left one."""
@@ -314,8 +317,8 @@ def after_map(problem: Any, method: Method, steps: int = 20) -> tuple[Posterior,
     return infer(method, problem.joint(), problem.data(), start=q, seed=3, progress=False)
 
 
-def next_problem(structure: Any) -> tuple[Posterior, Any]:
-    first, _ = after_map(KNOWN, Laplace(tuning=None, structure=structure))
+def next_problem(structure: Any, **of_first: Any) -> tuple[Posterior, Any]:
+    first, _ = after_map(KNOWN, Laplace(tuning=None, structure=structure, **of_first))
     joint = continued(KNOWN.joint(), first)
     q, _ = infer(MAP(8, None, Adam()), joint, KNOWN.data(shift=2), start=first, seed=3, progress=False)
     return infer(

@@ -1,6 +1,5 @@
 """What is looked at of a posterior, and when two looks agree."""
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,6 @@ from torch import Tensor
 from posterity import Key
 from posterity.posteriors import Posterior
 
-HERE = Path(__file__).parent / "0.1.0"
 Tensors = dict[str, Tensor]
 
 
@@ -23,12 +21,6 @@ def machine() -> dict[str, str]:
     lines = info.read_text().splitlines() if info.exists() else []
     vendor = next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "unknown")
     return {"torch": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability(), "cpu_vendor": vendor}
-
-
-def recorded_here() -> bool:
-    """Whether numbers must be those that were recorded, to the bit."""
-    manifest = json.loads((HERE / "manifest.json").read_text())
-    return all(manifest[name] == value for name, value in machine().items())
 
 
 def observed(case: Case, posterior: Posterior) -> Tensors:

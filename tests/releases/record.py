@@ -1,7 +1,7 @@
 """Records what the present release does: `PYTHONPATH=tests python -m releases.record`, in the root of the repository.
 
-It writes beside itself, in a folder that has the name of the release and must not be there yet. `tests.txt.gz` has
-the names of the release's tests: `pytest --collect-only -q | grep :: | LC_ALL=C sort | gzip -9n`.
+It writes beside itself, in a folder that has the name of the release and must not be there yet. What it records is
+listed in `release.py`. The record of 0.1.0 also has the calls of its library and the names of its tests.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,8 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from releases.cases import ASKED, CASES, COMMANDS, FIT, STOPPED, TABLE, Case, tasks
-from releases.observed import HERE, machine, observed, plain, trace_of
+from releases.cases import ASKED, FIT, Case, tasks
+from releases.observed import machine, observed, plain, trace_of
+from releases.release import RELEASES, Release
 from safetensors.torch import save_file
 
 import posterity
@@ -56,15 +56,15 @@ def write(folder: Path, case: Case, posterior: Posterior, trace: object) -> None
     save_file(plain({**observed(case, posterior), **trace_of(trace)}), folder / "expected.safetensors")
 
 
-def posteriors(root: Path) -> None:
-    for case in CASES.values():
+def posteriors(root: Path, release: Release) -> None:
+    for case in release.cases.values():
         posterior, trace = case.fit()
         posterior.save(root / case.name / "run")
         write(root / case.name, case, posterior, trace)
 
 
-def checkpoints(root: Path) -> None:
-    for name, stopped in STOPPED.items():
+def checkpoints(root: Path, release: Release) -> None:
+    for name, stopped in release.stopped.items():
         with contextlib.suppress(StoppedError):
             stopped.fit(root / name / "run", StopAfter(stopped.step))
             raise AssertionError(f"{name} came to its end before step {stopped.step}")
@@ -110,15 +110,16 @@ def interrupted(after: int) -> Iterator[None]:
         Checkpointer.write = write  # type: ignore[method-assign]
 
 
-def commands(root: Path) -> None:
+def commands(root: Path, release: Release) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        Path("table.csv").write_text(TABLE)
-        for name, words in COMMANDS.items():
+        Path("table.csv").write_text(release.table)
+        for name, words in release.commands.items():
             said("fit", *words, "--out", name, *FIT, "--quiet")
-            with interrupted(after=2):
-                assert command_line(["fit", *words, "--out", f"{name}-stopped", *FIT, "--quiet"]) == 130
-            shutil.copytree(f"{name}-stopped", root / name / "stopped")
-            told = {f"{asked}.txt.gz": said(*asking, name) for asked, asking in ASKED.items()}
+            if name in release.begun:
+                with interrupted(after=2):
+                    assert command_line(["fit", *words, "--out", f"{name}-stopped", *FIT, "--quiet"]) == 130
+                shutil.copytree(f"{name}-stopped", root / name / "stopped")
+            told = {f"{asked}.txt.gz": said(*release.asked(asked, name)) for asked in ASKED}
             shutil.copytree(name, root / name / "run")
             forget_place(RunFolder(root / name / "run"))
             for file, text in told.items():
@@ -127,17 +128,17 @@ def commands(root: Path) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    if posterity.__version__ != HERE.name:
-        sys.exit(f"This records posterity {HERE.name}, and {posterity.__version__} is here.")
-    if HERE.exists():
-        sys.exit(f"{HERE} is there already. Delete it to record anew.")
-    posteriors(HERE / "posteriors")
-    checkpoints(HERE / "checkpoints")
-    executed(HERE / "tasks")
-    commands(HERE / "cli")
-    words = [sys.executable, "-m", "benchmarks.paths", "--json"]
-    (HERE / "paths.json").write_text(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
-    for lock in HERE.rglob(".*lock"):
+    release = RELEASES.get(posterity.__version__)
+    if release is None:
+        sys.exit(f"release.py says what is recorded of {', '.join(RELEASES)}, and {posterity.__version__} is here.")
+    here = release.folder
+    if here.exists():
+        sys.exit(f"{here} is there already. Delete it to record anew.")
+    posteriors(here / "posteriors", release)
+    checkpoints(here / "checkpoints", release)
+    executed(here / "tasks")
+    commands(here / "cli", release)
+    for lock in here.rglob(".*lock"):
         os.remove(lock)
     manifest = {
         "posterity": posterity.__version__,
@@ -147,7 +148,7 @@ def main() -> None:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": "PYTHONPATH=tests python -m releases.record",
     }
-    (HERE / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    (here / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
 
 
 if __name__ == "__main__":

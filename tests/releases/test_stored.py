@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from releases.cases import ASKED, CASES, COMMANDS, DEFAULTS, FIT, SPELLED_OUT, STOPPED, TABLE, WITH_DEFAULTS, tasks
-from releases.observed import HERE, bits, check, observed, recorded_here, trace_of
+from releases.cases import ASKED, DEFAULTS, FIT, WITH_DEFAULTS, tasks
+from releases.observed import bits, check, observed, trace_of
+from releases.release import FIRST, RELEASES
 from safetensors.torch import load_file
 
 from posterity import load
@@ -22,12 +23,21 @@ from posterity.errors import BadFolder, shown
 from posterity.inference import Callback, Sequential
 
 pytestmark = pytest.mark.cpu
-EXACT = recorded_here()
 # Conjugate regression goes by a QR decomposition now, and no longer by the squares of its rows.
 ROUNDED_OTHERWISE = {"conjugate", "conjugate_double", "variational_em_conjugate"}
 # The log evidence of a subset no longer holds the prior of the weights that are points.
 OTHER_EVIDENCE = {"laplace_last_layer", "laplace_matching", "laplace_largest_variance", "laplace_some_random"}
-OWN_MACHINE = pytest.mark.skipif(not EXACT, reason="recorded with another torch, or on another kind of processor")
+
+
+def of_releases(names, wanted):
+    """The test for each release and each of what is wanted of it."""
+    each = [pytest.param(r, item, id=f"{r.name}-{item}") for r in RELEASES.values() for item in wanted(r)]
+    return pytest.mark.parametrize(("release", names), each)
+
+
+def own_machine(release):
+    if not release.exact:
+        pytest.skip("recorded with another torch, or on another kind of processor")
 
 
 def split(tensors):
@@ -47,26 +57,30 @@ def parts(posterior):
     return dict(part.config), {name: bits(tensor) for name, tensor in part.tensors.items()}
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_stored_posterior_is_what_it_was(case):
-    folder = HERE / "posteriors" / case.name
-    posterior = load(folder / "run", case.problem.model())
+@of_releases("name", lambda release: release.cases)
+def test_a_stored_posterior_is_what_it_was(release, name):
+    case, folder = release.cases[name], release.folder / "posteriors" / name
+    posterior = load(folder / "run", case.problem.model(), **case.given)
     assert not stored_tensors(folder / "run") - Counter(parts(posterior)[1].values())
-    check(observed(case, posterior), split(load_file(folder / "expected.safetensors"))[0], EXACT)
+    check(observed(case, posterior), split(load_file(folder / "expected.safetensors"))[0], release.exact)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_same_fit_gives_the_same_numbers(case):
-    folder = HERE / "posteriors" / case.name
+@of_releases("name", lambda release: [name for name, case in release.cases.items() if case.refit])
+def test_the_same_fit_gives_the_same_numbers(release, name):
+    case, folder = release.cases[name], release.folder / "posteriors" / name
     posterior, trace = case.fit()
-    exact = EXACT and case.name not in ROUNDED_OTHERWISE
+    exact = release.exact and not (release is FIRST and name in ROUNDED_OTHERWISE)
     check({**observed(case, posterior), **trace_of(trace)}, load_file(folder / "expected.safetensors"), exact)
     if exact:
-        (config, tensors), (then, recorded) = parts(posterior), parts(load(folder / "run", case.problem.model()))
+        (config, tensors), (then, recorded) = (
+            parts(posterior),
+            parts(load(folder / "run", case.problem.model(), **case.given)),
+        )
         changed = {name for name in recorded if tensors.get(name) != recorded[name]}
         assert config == then
         assert tensors.keys() == recorded.keys()
-        assert changed == ({"posterior.gaussian.log_evidence"} if case.name in OTHER_EVIDENCE else set())
+        otherwise = release is FIRST and name in OTHER_EVIDENCE
+        assert changed == ({"posterior.gaussian.log_evidence"} if otherwise else set())
 
 
 class CountedSteps(Callback):
@@ -77,34 +91,47 @@ class CountedSteps(Callback):
         self.first = self.first or run.step
 
 
-@pytest.mark.parametrize("name", STOPPED)
-def test_a_stopped_run_goes_on(name, tmp_path):
-    stopped, folder, steps = STOPPED[name], HERE / "checkpoints" / name, CountedSteps()
+@of_releases("name", lambda release: release.stopped)
+def test_a_stopped_run_goes_on(release, name, tmp_path):
+    stopped, folder, steps = release.stopped[name], release.folder / "checkpoints" / name, CountedSteps()
     run = Path(shutil.copytree(folder / "run", tmp_path / "run"))
     try:
         posterior, trace = stopped.fit(run, steps)
     except BadFolder as error:
-        if EXACT or "its start differs" not in str(error):
+        if release.exact or "its start differs" not in str(error):
             raise
         pytest.skip("the start, drawn anew, has other last bits on this machine, and so it is another run")
     assert steps.first == stopped.step // stopped.every * stopped.every + 1
     found = {**observed(stopped.case, posterior), **trace_of(trace)}
-    check(found, load_file(folder / "expected.safetensors"), EXACT)
+    check(found, load_file(folder / "expected.safetensors"), release.exact)
 
 
-def test_finished_tasks_are_not_done_again(tmp_path):
-    run = shutil.copytree(HERE / "tasks" / "run", tmp_path / "run")
+@pytest.mark.parametrize("release", RELEASES.values(), ids=RELEASES)
+def test_finished_tasks_are_not_done_again(release, tmp_path):
+    run = shutil.copytree(release.folder / "tasks" / "run", tmp_path / "run")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     wanted = tasks()
     outcomes = Sequential().run(wanted, run)
     assert [outcome.error for outcome in outcomes] == ["", ""]
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     for outcome in outcomes:
-        check(trace_of(outcome.trace), load_file(HERE / "tasks" / f"{outcome.name}.safetensors"), exact=True)
+        check(trace_of(outcome.trace), load_file(release.folder / "tasks" / f"{outcome.name}.safetensors"), exact=True)
 
 
-def said_then(name, asked):
-    return gzip.decompress((HERE / "cli" / name / f"{asked}.txt.gz").read_bytes()).decode()
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A function that brings a recorded folder of the command line, and its table, into the present folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def bring(release, name, folder):
+        Path("table.csv").write_text(release.table)
+        return None if folder is None else shutil.copytree(release.folder / "cli" / name / folder, tmp_path / name)
+
+    return bring
+
+
+def said_then(release, name, asked):
+    return gzip.decompress((release.folder / "cli" / name / f"{asked}.txt.gz").read_bytes()).decode()
 
 
 def first_columns(told, then):
@@ -114,32 +141,28 @@ def first_columns(told, then):
 
 
 @pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.parametrize("name", COMMANDS)
-def test_finished_runs_of_the_command_line_say_the_same(name, asked, tmp_path, monkeypatch, capsys):
-    shutil.copytree(HERE / "cli" / name / "run", tmp_path / name)
-    monkeypatch.chdir(tmp_path)
-    Path("table.csv").write_text(TABLE)
-    assert main([*ASKED[asked], name]) == 0
-    told, then = capsys.readouterr().out, said_then(name, asked)
+@of_releases("name", lambda release: release.commands)
+def test_finished_runs_of_the_command_line_say_the_same(release, name, asked, place, capsys):
+    place(release, name, "run")
+    assert main([*release.asked(asked, name)]) == 0
+    told, then = capsys.readouterr().out, said_then(release, name, asked)
     if asked == "evaluate":  # it says more now
         document, known = json.loads(told), json.loads(then)
-        assert document["fitted_rows"] is None
+        assert release is not FIRST or document["fitted_rows"] is None
         scores = {key: document["scores"][key] for key in known["scores"]}
         told, then = (
             json.dumps(value, indent=2) for value in ({**{k: document[k] for k in known}, "scores": scores}, known)
         )
     if asked == "predict":
-        same_predictions(first_columns(told, then), then)
+        same_predictions(first_columns(told, then), then, release.exact)
     else:
-        same_text(told, then)
+        same_text(told, then, release.exact)
 
 
-@pytest.mark.parametrize("name", SPELLED_OUT)
-def test_finished_runs_of_the_command_line_are_not_done_again(name, tmp_path, monkeypatch, capsys):
-    shutil.copytree(HERE / "cli" / name / "run", tmp_path / name)
-    monkeypatch.chdir(tmp_path)
-    Path("table.csv").write_text(TABLE)
-    assert main(["fit", *COMMANDS[name], "--out", name, *FIT, "--json"]) == 0
+@of_releases("name", lambda release: release.again)
+def test_finished_runs_of_the_command_line_are_not_done_again(release, name, place, capsys):
+    place(release, name, "run")
+    assert main(["fit", *release.commands[name], "--out", name, *FIT, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["finished_already"]
 
 
@@ -152,37 +175,30 @@ def test_finished_runs_of_the_command_line_are_not_done_again(name, tmp_path, mo
         ("table", DEFAULTS, "of posterity 0.1.0, where the noise was fitted along with the weights"),
     ],
 )
-def test_what_a_command_meant_then_is_not_taken_for_what_it_means_now(
-    folder, name, options, message, tmp_path, monkeypatch, capsys
-):
-    run = shutil.copytree(HERE / "cli" / name / folder, tmp_path / name)
+def test_what_a_command_meant_then_is_not_taken_for_what_it_means_now(folder, name, options, message, place, capsys):
+    run = place(FIRST, name, folder)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    monkeypatch.chdir(tmp_path)
-    Path("table.csv").write_text(TABLE)
     assert main(["fit", *WITH_DEFAULTS[name], *options, "--out", name, *FIT]) == 4
     assert message in capsys.readouterr().err
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.suffix != ".lock"} == before
 
 
-@OWN_MACHINE
 @pytest.mark.parametrize("begun", [False, True], ids=["anew", "from where it stopped"])
-@pytest.mark.parametrize("name", SPELLED_OUT)
-def test_the_same_command_says_the_same(name, begun, tmp_path, monkeypatch, capsys):
-    if begun:
-        shutil.copytree(HERE / "cli" / name / "stopped", tmp_path / name)
-    monkeypatch.chdir(tmp_path)
-    Path("table.csv").write_text(TABLE)
-    assert main(["fit", *COMMANDS[name], "--out", name, *FIT, "--quiet"]) == 0
+@of_releases("name", lambda release: [name for name in release.again if name in release.begun])
+def test_the_same_command_says_the_same(release, name, begun, place, capsys):
+    own_machine(release)
+    place(release, name, "stopped" if begun else None)
+    assert main(["fit", *release.commands[name], "--out", name, *FIT, "--quiet"]) == 0
     capsys.readouterr()
-    assert main([*ASKED["predict"], name]) == 0
-    then = said_then(name, "predict")
-    same_predictions(first_columns(capsys.readouterr().out, then), then)
+    assert main([*release.asked("predict", name)]) == 0
+    then = said_then(release, name, "predict")
+    same_predictions(first_columns(capsys.readouterr().out, then), then, exact=True)
 
 
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?|-?\d+e[+-]?\d+")
 
 
-def same_predictions(found, expected):
+def same_predictions(found, expected, exact):
     """As `same_text`, but for the ends of intervals of mixtures, which Newton's method finds now, not bisection."""
     found, expected = ([line.split(",") for line in text.splitlines()] for text in (found, expected))
     ends = [index for index, name in enumerate(expected[0]) if name in ("lower", "upper")]
@@ -192,21 +208,22 @@ def same_predictions(found, expected):
             for index in ends:
                 row[index] = ""
     for own, known in zip(found[1:], expected[1:], strict=True):
-        assert own.pop() == pytest.approx(known.pop(), rel=1e-5 if EXACT else 1e-3, abs=1e-6 if EXACT else 1e-4)
-    same_text(*("\n".join(map(",".join, rows)) for rows in (found, expected)))
+        assert own.pop() == pytest.approx(known.pop(), rel=1e-5 if exact else 1e-3, abs=1e-6 if exact else 1e-4)
+    same_text(*("\n".join(map(",".join, rows)) for rows in (found, expected)), exact)
 
 
-def same_text(found, expected):
+def same_text(found, expected, exact):
     """Equal, or equal but for the last digits of numbers."""
-    if EXACT:
+    if exact:
         assert found == expected
     assert NUMBER.sub("#", found) == NUMBER.sub("#", expected)
     first, second = (torch.tensor(list(map(float, NUMBER.findall(text)))) for text in (found, expected))
     torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-4)
 
 
-def test_nothing_recorded_tells_where():
-    for path in HERE.rglob("*"):
+@pytest.mark.parametrize("release", RELEASES.values(), ids=RELEASES)
+def test_nothing_recorded_tells_where(release):
+    for path in release.folder.rglob("*"):
         if path.is_file():
             content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
             for word in (b"/tmp/", b"/home/", bytes(Path.home()), bytes(Path.cwd())):
