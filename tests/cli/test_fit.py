@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import posterity as po
-from posterity.inference import Trace
 from posterity.errors import BadFolder
+from posterity.inference import Trace
 from posterity.methods import MAP
 from posterity.storage import RunFolder, disk
 

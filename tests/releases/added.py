@@ -27,10 +27,12 @@ from releases.cases import (
     next_problem,
     numbers,
 )
+from tablerows import frame
 from torch import Tensor, nn
 
 from posterity import infer
 from posterity.curvature import Full, GaussNewton, Kronecker
+from posterity.estimators import BayesianClassifier, BayesianRegressor
 from posterity.inference import Method
 from posterity.likelihoods import Custom, Gaussian, Poisson, Probit
 from posterity.methods import (
@@ -191,3 +193,11 @@ ADDED_COMMANDS = {
     "classes": ("table.csv", "--target", "colour", *GIVEN, "--conformal", "split"),
 }
 CONFORMAL = {"folds": ("--data", "table.csv", "--conformal"), "classes": ("--conformal", "--level", "0.5")}
+
+Estimator = BayesianRegressor | BayesianClassifier
+FRAME, TARGET = frame()
+ESTIMATORS: dict[str, tuple[Estimator, Any]] = {
+    "conjugate": (BayesianRegressor("conjugate", conformal="cv+", random_state=1), TARGET),
+    "auto": (BayesianRegressor("auto", seconds=1, random_state=1), 2.0 ** TARGET.clip(-2, 3)),
+    "classes": (BayesianClassifier("map", conformal="split", random_state=1), TARGET > 1),
+}

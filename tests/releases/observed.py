@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from releases.added import FRAME, Estimator
 from releases.cases import Case
 from torch import Tensor
 
 from posterity import Key
+from posterity.estimators import BayesianRegressor
 from posterity.posteriors import Posterior
 
 Tensors = dict[str, Tensor]
@@ -46,6 +48,16 @@ def observed(case: Case, posterior: Posterior) -> Tensors:
     found["mean"], found["variance"], found["log_prob"] = predictive.mean, predictive.variance, predictive.log_prob(y)
     look("expected_log_prob", lambda: predictive.expected_log_prob(y))
     look("targets", lambda: predictive.sample(2, Key(10)))
+    return found
+
+
+def estimated(model: Estimator) -> Tensors:
+    """What a fitted estimator predicts, with conformal intervals of numbers where it has them."""
+    rows = FRAME[:6]
+    predictive = model.predict_distribution(rows)
+    found = {"mean": predictive.mean, "variance": predictive.variance}
+    if isinstance(model, BayesianRegressor):
+        found["interval"] = torch.stack([torch.as_tensor(end) for end in model.predict_interval(rows, 0.5)])
     return found
 
 

@@ -18,8 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+from releases.added import FRAME
 from releases.cases import ASKED, FIT, Case, tasks
-from releases.observed import machine, observed, plain, trace_of
+from releases.observed import estimated, machine, observed, plain, trace_of
 from releases.release import RELEASES, Release
 from safetensors.torch import save_file
 
@@ -70,6 +71,12 @@ def checkpoints(root: Path, release: Release) -> None:
             raise AssertionError(f"{name} came to its end before step {stopped.step}")
         with tempfile.TemporaryDirectory() as folder:
             write(root / name, stopped.case, *stopped.fit(Path(folder) / "run"))
+
+
+def estimators(root: Path, release: Release) -> None:
+    for name, (estimator, target) in release.estimators.items():
+        estimator.fit(FRAME, target).save(root / name / "run")
+        save_file(plain(estimated(estimator)), root / name / "expected.safetensors")
 
 
 def executed(root: Path) -> None:
@@ -136,6 +143,7 @@ def main() -> None:
         sys.exit(f"{here} is there already. Delete it to record anew.")
     posteriors(here / "posteriors", release)
     checkpoints(here / "checkpoints", release)
+    estimators(here / "estimators", release)
     executed(here / "tasks")
     commands(here / "cli", release)
     for lock in here.rglob(".*lock"):

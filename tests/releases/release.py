@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from releases.added import ADDED_CASES, ADDED_COMMANDS, ADDED_TABLE, CONFORMAL, STOPPED_ADDED
+from releases.added import ADDED_CASES, ADDED_COMMANDS, ADDED_TABLE, CONFORMAL, ESTIMATORS, STOPPED_ADDED, Estimator
 from releases.cases import ASKED, CASES, COMMANDS, SPELLED_OUT, STOPPED, TABLE, Case, Stopped
 from releases.observed import machine
 
@@ -27,6 +28,7 @@ class Release:
     again: tuple[str, ...]
     begun: tuple[str, ...]
     asking: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    estimators: Mapping[str, tuple[Estimator, Any]] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -53,5 +55,6 @@ SECOND = Release(
     tuple(ADDED_COMMANDS),
     ("laplace", "folds"),
     CONFORMAL,
+    ESTIMATORS,
 )
 RELEASES = {release.name: release for release in (FIRST, SECOND)}

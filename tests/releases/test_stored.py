@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from releases.cases import ASKED, DEFAULTS, FIT, WITH_DEFAULTS, tasks
-from releases.observed import bits, check, observed, trace_of
+from releases.observed import bits, check, estimated, observed, trace_of
 from releases.release import FIRST, RELEASES
 from safetensors.torch import load_file
 
@@ -81,6 +81,13 @@ def test_the_same_fit_gives_the_same_numbers(release, name):
         assert tensors.keys() == recorded.keys()
         otherwise = release is FIRST and name in OTHER_EVIDENCE
         assert changed == ({"posterior.gaussian.log_evidence"} if otherwise else set())
+
+
+@of_releases("name", lambda release: release.estimators)
+def test_a_stored_estimator_predicts_what_it_did(release, name):
+    folder, (estimator, _) = release.folder / "estimators" / name, release.estimators[name]
+    model = type(estimator).load(folder / "run")
+    check(estimated(model), load_file(folder / "expected.safetensors"), release.exact)
 
 
 class CountedSteps(Callback):
