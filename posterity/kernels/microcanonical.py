@@ -27,19 +27,19 @@ def kicked(velocity: Tensor, grad: Tensor, time: Tensor | float) -> tuple[Tensor
 
     **Math**: the flow of du/dt = (I - u u^T) g / (P - 1) at a fixed gradient g, of direction e. With d = time |g| /
     (P - 1), u' = (u + e (sinh d + (u.e) (cosh d - 1))) / c, c = cosh d + (u.e) sinh d, and the area of the sphere is
-    changed by c^-(P - 1). The numerator has length c. Times 2 exp(-d) nothing overflows.
+    changed by c^-(P - 1). Both fractions are written in exp(-d), which does not overflow.
 
     **References**: Steeg and Galstyan (2021), Hamiltonian dynamics with non-Newtonian momentum for rapid sampling;
     Robnik and Seljak (2024), Fluctuation without dissipation: microcanonical Langevin Monte Carlo.
     """
     others, strength = grad.shape[-1] - 1, _length(grad)
-    along = (velocity * grad).sum(-1, keepdim=True) / strength
-    angle = time / others * strength
+    direction, angle = grad / strength, time * strength / others
+    along = (velocity * direction).sum(-1, keepdim=True)
     fallen = torch.exp(-angle)
     less = 1.0 - fallen
-    turned = torch.addcmul(2.0 * fallen * velocity, less * (1.0 + fallen + along * less) / strength, grad)
-    length = _length(turned)
-    return turned / length, -others * (angle + (0.5 * length).log()).squeeze(-1)
+    turned = 2.0 * fallen * velocity + less * (1.0 + fallen + along * less) * direction
+    growth = (0.5 * (1.0 + along + (1.0 - along) * fallen.square())).clamp_min(torch.finfo(grad.dtype).tiny)
+    return unit(turned), -others * (angle + growth.log()).squeeze(-1)
 
 
 def isokinetic(
