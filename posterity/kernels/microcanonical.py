@@ -33,13 +33,15 @@ def kicked(velocity: Tensor, grad: Tensor, time: Tensor | float) -> tuple[Tensor
     Robnik and Seljak (2024), Fluctuation without dissipation: microcanonical Langevin Monte Carlo.
     """
     others, strength = grad.shape[-1] - 1, _length(grad)
-    direction, angle = grad / strength, time * strength / others
-    along = (velocity * direction).sum(-1, keepdim=True)
-    fallen = torch.exp(-angle)
+    along = (velocity * grad).sum(-1, keepdim=True) / strength
+    fall = time / -others * strength
+    fallen = torch.exp(fall)
     less = 1.0 - fallen
-    turned = 2.0 * fallen * velocity + less * (1.0 + fallen + along * less) * direction
-    growth = (0.5 * (1.0 + along + (1.0 - along) * fallen.square())).clamp_min(torch.finfo(grad.dtype).tiny)
-    return unit(turned), -others * (angle + growth.log()).squeeze(-1)
+    towards = torch.addcmul(1.0 + fallen, along, less) * less / strength
+    turned = torch.addcmul(2.0 * fallen * velocity, towards, grad)
+    growth = 0.5 * torch.addcmul(1.0 + along, 1.0 - along, fallen.square())
+    log_growth = growth.clamp_min(torch.finfo(grad.dtype).tiny).log()
+    return unit(turned), others * (fall - log_growth).squeeze(-1)
 
 
 def isokinetic(
@@ -58,10 +60,11 @@ def isokinetic(
     **References**: as `kicked`; Omelyan, Mryglod and Folk (2003) (the integrator).
     """
     position, value, grad = place
+    half = 0.5 * step_size
     velocity, log_volume = kicked(velocity, grad, EDGE * step_size)
     for left in reversed(range(steps)):
         for share in (1.0 - 2.0 * EDGE, 2.0 * EDGE if left else EDGE):
-            position = position + 0.5 * step_size * velocity
+            position = position + half * velocity
             value, grad = target(position)
             velocity, change = kicked(velocity, grad, share * step_size)
             log_volume = log_volume + change

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from posterity.numerics.simplified import simplify
 from posterity.numerics.workspace import own_workspaces
 
 
@@ -199,11 +200,11 @@ def _filled(value: Any, tensors: Any) -> Any:
 
 
 def _traced(
-    function: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor]
+    function: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor], *, shorter: bool = False
 ) -> tuple[fx.GraphModule, list[Tensor], list[Tensor], Any]:
     """Trace the function at such arguments: the graph, its arguments, the data it closes over, its result's `_shape`.
 
-    The graph takes the arguments, then the data.
+    The graph takes the arguments, then the data. It is simplified where it is to be `shorter`; a compiler does so.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -216,6 +217,8 @@ def _traced(
 
     own = [tensor.clone() for tensor in tensors]  # arguments that are the same tensor now may differ next time
     graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*own)
+    if shorter:
+        simplify(graph)
     return graph, own, _lifted(graph), shapes[0]
 
 
@@ -243,7 +246,7 @@ def _replayed(
     """Record the operations of the function, to be replayed without Python, and the `_shape` of its result."""
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch.jit, which torch develops no further
-        graph, own, constants, shape = _traced(function, arguments, tensors)
+        graph, own, constants, shape = _traced(function, arguments, tensors, shorter=True)
         record: Callable[..., Any] = torch.jit.trace
         code = record(graph, (*own, *constants), check_trace=False, strict=False)
     return (lambda *given: code(*given, *constants)), shape
