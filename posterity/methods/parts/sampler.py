@@ -160,7 +160,7 @@ LEAST_ACCEPT = 0.1  # a lower probability of acceptance counts as this, so that 
 SMALLEST = 2.0**-25  # least uniform number, of multiples of 2^-24: 0 would accept every proposal, however bad
 LONG = 2000  # transitions that are worth a second, in which their operations are recorded
 LOOK, SOME, MUCH = 100, 20_000, 70_000  # after LOOK transitions: leapfrogs expected that are worth it, or compilation
-MANY = 16  # chains whose work takes as long as the calls of a leapfrog
+SURELY, MANY = 4, 16  # times as many for chains in step at first; chains whose work takes as long as a leapfrog's calls
 
 
 class SamplerState(NamedTuple):
@@ -224,10 +224,10 @@ class Sampler(Chains):
         work = state.leapfrogs * (1.0 + self.chains / MANY)
         # As much again, at least: a run that has compiled hardly changes its mind.
         expected = work * max(2.0, transitions / max(1, state.step)) if state.step >= LOOK else 0.0
-        if expected >= MUCH:
+        early = self.lockstep and state.step < self.warmup // 2  # when trajectories are longer than those to come
+        if expected >= (SURELY if early else 1) * MUCH:
             return "compiled"
-        recorded = transitions >= LONG or expected >= SOME or joint.device.type == "cuda"
-        return "recorded" if recorded else "none"
+        return "recorded" if transitions >= LONG or expected >= SOME or joint.device.type == "cuda" else "none"
 
     def _schedule(self) -> Warmup:
         """Schedule of the warm-up: it learns the step size, unless one is held, and the mass."""
