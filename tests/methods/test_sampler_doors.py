@@ -402,3 +402,14 @@ def test_a_compiled_run_ends_with_the_same_bits(tmp_path, monkeypatch, number, v
     monkeypatch.setattr(f"posterity.methods.parts.sampler.{number}", value)
     method = HMC(draws=6, warmup=20, chains=2, steps=4)
     interrupted_equals_whole(tmp_path, method, regression(FLOAT64), numbers(FLOAT64), 15, accelerate="auto")
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "effort"), [("ChEES", 150, "recorded"), ("ChEES", 500, "compiled"), ("NUTS", 150, "compiled")]
+)
+def test_chains_in_step_are_not_compiled_for_the_length_of_their_first_trajectories(name, step, effort):
+    method = dataclasses.replace(EACH[name], draws=1000, warmup=1000, chains=4)
+    problem = density(normal)
+    state = method.init(problem, torch.zeros(2, dtype=FLOAT64), po.Key(0))
+    state = state._replace(step=step, leapfrogs=50 * step)  # 50 a transition, if that went on
+    assert method.traits.effort(problem, state) == effort
