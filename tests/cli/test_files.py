@@ -159,7 +159,11 @@ def test_a_repeated_fit_is_finished_and_one_on_a_changed_file_is_refused(run, fi
 
 
 def test_an_unfinished_fit_goes_on_only_with_the_same_file(run, prices, tmp_path, monkeypatch):
+    infer, stages = tasks.infer, iter(["map"])
+
     def interrupted(*arguments, **options):
+        if next(stages, None):
+            return infer(*arguments, **options)
         raise KeyboardInterrupt
 
     words = ("fit", prices, "--target", "price", "--out", tmp_path / "run", *TINY)
