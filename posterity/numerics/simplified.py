@@ -24,7 +24,7 @@ def simplify(graph: fx.GraphModule) -> None:
 
     Autograd leaves many behind: the gradient that a backward pass begins with is 1, and what becomes of it often does
     not depend on the arguments. The numbers stay the same to the bit, but for the sign of zeros. A graph that writes
-    into its tensors stays as it is.
+    into its tensors stays as it is, and so does what makes a result: each call returns tensors of its own.
 
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> graph = make_fx(lambda x: (x.detach() + torch.zeros_like(x)) * 2, tracing_mode="fake")(torch.ones(3))
@@ -37,7 +37,10 @@ def simplify(graph: fx.GraphModule) -> None:
     if any(schema.is_mutable for schema in schemas):
         return
     known: dict[fx.Node, Tensor] = {}
+    results = _results(calls)
     for node in calls:
+        if node in results:
+            continue
         value = _known(node, known)
         if value is not None:
             known[node] = value
@@ -55,6 +58,20 @@ def simplify(graph: fx.GraphModule) -> None:
             node.replace_all_uses_with(kept)
     graph.graph.eliminate_dead_code()
     graph.recompile()
+
+
+def _results(calls: list[fx.Node]) -> set[fx.Node]:
+    """Return the nodes whose memory the graph returns: its results, and what results are views of."""
+    found: set[fx.Node] = set()
+    for node in reversed(calls):
+        if any(user.op == "output" or (user in found and _is_view(user)) for user in node.users):
+            found.add(node)
+    return found
+
+
+def _is_view(node: fx.Node) -> bool:
+    kind = node.target  # a part of a tuple is no operation
+    return not isinstance(kind, torch._ops.OpOverload) or any(each.alias_info for each in kind._schema.returns)
 
 
 def _known(node: fx.Node, known: dict[fx.Node, Tensor]) -> Tensor | None:

@@ -73,6 +73,25 @@ def test_data_that_a_function_closes_over_are_read_each_time():
     assert graph(torch.ones(3, dtype=FLOAT64)).tolist() == [3.0, 3.0, 3.0]
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.zeros_like,
+        lambda x: torch.zeros_like(x).detach().view(3, 1),
+        lambda x: torch.zeros_like(x).split([1, 2])[1],
+        lambda x: x + torch.zeros_like(x),
+        lambda x: torch.cat([x]).detach(),
+    ],
+)
+def test_results_are_tensors_of_their_own(function):
+    x = torch.ones(3, dtype=FLOAT64)
+    graph = traced(function, x)
+    simplify(graph)
+    graph(x).add_(5.0)
+    assert torch.equal(graph(x), function(x))
+    assert x.tolist() == [1.0, 1.0, 1.0]
+
+
 def test_large_results_are_not_kept():
     graph = traced(lambda x: x + torch.ones(300, 300, dtype=x.dtype), torch.ones((), dtype=FLOAT64))
     simplify(graph)
