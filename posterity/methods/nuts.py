@@ -36,7 +36,7 @@ class NUTS(Sampler):
 
     **Cost**: some ten to a thousand gradients over all rows for each draw; chains wait for the longest trajectory.
     With `accelerate="auto"`, `infer` records the operations of runs of 2,000 transitions or 20,000 leapfrogs and more,
-    and compiles runs of some 70,000, which takes some twenty seconds once: machine code is kept on the disk, and found
+    and compiles runs of some 70,000, which takes some thirty seconds once: machine code is kept on the disk, and found
     again in other processes.
 
     **References**: Hoffman and Gelman (2014), The no-U-turn sampler; Betancourt (2017), A conceptual introduction to
