@@ -9,7 +9,6 @@ The exact linear model is compared with the normal equations, which were summed 
 
 import argparse
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from torch import Tensor
 
 import posterity as po
 from benchmarks.harness import context, parser, write
-from benchmarks.memory import MEBIBYTE
+from benchmarks.memory import MEBIBYTE, field
 from posterity.datasets import Shards, read_shards
 from posterity.mixtures import GaussianMixture
 from posterity.numerics.random import Key
@@ -125,8 +124,7 @@ def measured(folder: Path, name: str, rows: int | None) -> dict[str, Any]:
     count, begin, worked = len(stored) if rows is None else rows, time.perf_counter(), time.process_time()
     values = FITS[name](*given, count)
     seconds, work = time.perf_counter() - begin, time.process_time() - worked
-    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"rows": count, "seconds": seconds, "CPU seconds": work, "peak": peak, "values": values}
+    return {"rows": count, "seconds": seconds, "CPU seconds": work, "peak": field("VmHWM"), "values": values}
 
 
 def apart(folder: Path, name: str, rows: int | None, *, threads: int) -> dict[str, Any]:

@@ -18,12 +18,12 @@ def peak_bytes(call: Callable[[], object]) -> int:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     _RESET.write_text("5")  # the kernel forgets the peak so far
-    before = _field("VmRSS")
+    before = field("VmRSS")
     call()
-    return max(0, _field("VmHWM") - before)
+    return max(0, field("VmHWM") - before)
 
 
-def _field(name: str) -> int:
-    """Bytes of one line of the status file, which has kibibytes."""
+def field(name: str) -> int:
+    """Bytes of one line of this process's status, such as VmHWM, its peak; ru_maxrss has that of its parent, too."""
     (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
     return 1024 * int(line.split()[1])
