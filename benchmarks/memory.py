@@ -24,6 +24,6 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 def field(name: str) -> int:
-    """Bytes of one line of this process's status, such as VmHWM, its peak; ru_maxrss has that of its parent, too."""
+    """Bytes of one line of this process's status, such as VmHWM, its own peak: ru_maxrss counts the parent's, too."""
     (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
     return 1024 * int(line.split()[1])
