@@ -41,9 +41,9 @@ class Deployable(ABC):
         Laplace posterior over the last layer, or over a plain chain of linear layers and activations, has moments in
         closed form, and probabilities by its default integrator. The mutual information comes from its draws. So do
         all outputs under a likelihood without a closed form, such as counts, where `predict` draws each row by itself.
-        A traced program holds a network that is no such chain once for each draw, so that 20 to 50 draws suit it (the layers
-        before a last-layer posterior, and members of an ensemble, are there once). Batches may be of any size, if the
-        network's own code has `x.shape[0]` and not `len(x)`. `export` writes such a program.
+        A traced program holds a network that is no such chain once for each draw, so that 20 to 50 draws suit it (the
+        layers before a last-layer posterior, and members of an ensemble, are there once). Batches may be of any size,
+        if the network's own code has `x.shape[0]` and not `len(x)`. `export` writes such a program.
         """
         return self.predictor(draws, seed=seed)
 
