@@ -21,6 +21,7 @@ from posterity.methods.parts.preconditioners import Plain, Preconditioner
 from posterity.methods.parts.work import gradient_work
 from posterity.model import Buffers, Problem
 from posterity.model.data import Batch, Data, Feed, OwnOrders, TensorData
+from posterity.model.joint import Joint
 from posterity.numerics.random import Key
 from posterity.optim.schedules import Cycles, Schedule
 from posterity.posteriors.samples import Samples
@@ -115,6 +116,16 @@ class MinibatchChains(Chains):
             counts["thin"] = min(counts["thin"], self.schedule.length - self.schedule.first)
         left_out = {name: count for name, count in counts.items() if getattr(self, name) is None}
         return replace(self, **left_out, preconditioner=rule)  # type: ignore[type-var]
+
+    def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
+        """Return the problem with the scales that were left out chosen by the evidence, as for a mode.
+
+        Under a hyper-prior the log density is largest where all weights are 0, and the search for a mode would end
+        there, far from the posterior's mass.
+        """
+        from posterity.methods.parts.scales import by_evidence  # made of methods, as these are
+
+        return by_evidence(joint, data, start, key)
 
     @property
     def _cycles(self) -> tuple[int, int]:
