@@ -16,7 +16,7 @@ A study is a package in this folder, found by its name:
 import io
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -223,6 +223,13 @@ def add_heading(rows: Any, name: str) -> None:
     if rows.row_count:
         rows.add_section()
     rows.add_row(Text(name, "bold"))
+
+
+def draw_all(figures: Mapping[str, Callable[[Any, Path], None]], study: Any, folder: Path) -> list[str]:
+    """Draw each figure of a study into the file of its name in the folder; return the names."""
+    for name, figure in figures.items():
+        figure(study, folder / name)
+    return list(figures)
 
 
 def shades(count: int) -> list[str]:

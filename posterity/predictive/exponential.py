@@ -53,10 +53,6 @@ class ExponentialPredictive(Predictive):
         return (location + 0.5 * variance).exp().mean(0)
 
     @property
-    def variance(self) -> Tensor:
-        return self.aleatoric + self.epistemic
-
-    @property
     def aleatoric(self) -> Tensor:
         location, variance = self._normals()
         if len(location) > 1:

@@ -31,9 +31,9 @@ class Predictive(ABC):
         """E[y], (N, *event); class probabilities (N, C) for classification."""
 
     @property
-    @abstractmethod
     def variance(self) -> Tensor:
         """Var[y], entry by entry, shaped as `mean`."""
+        return self.aleatoric + self.epistemic
 
     @property
     def std(self) -> Tensor:

@@ -66,8 +66,23 @@ def gentle(name: str, low: float, high: float) -> "Colormap":
     return LinearSegmentedColormap.from_list(f"gentle {name}", shades)
 
 
-def save(figure: "Figure", path: Path, margin: float = 0.12) -> None:
-    """Write the figure in the format that the path ends in (.png, .pdf, .svg), whole or not at all."""
+def save(
+    figure: "Figure",
+    path: Path,
+    margin: float = 0.12,
+    *,
+    legend_of: "Axes | None" = None,
+    ncols: int | None = None,
+    fontsize: int = 10,
+) -> None:
+    """Write the figure in the format that the path ends in (.png, .pdf, .svg), whole or not at all.
+
+    The legend of the panel `legend_of` stands below the figure, in `ncols` columns (None: in one row).
+    """
+    if legend_of is not None:
+        handles, labels = legend_of.get_legend_handles_labels()
+        ncols = ncols or len(labels)
+        figure.legend(handles, labels, loc="outside lower center", ncols=ncols, frameon=False, fontsize=fontsize)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix.lower().removeprefix("."), bbox_inches="tight", pad_inches=margin)
     write_file(path, buffer.getvalue())

@@ -13,7 +13,7 @@ from posterity_studies.collapse import optima
 from posterity_studies.collapse.flow import SPREAD, TAU, Particles
 from posterity_studies.collapse.optima import Untempered
 from posterity_studies.collapse.study import Study
-from posterity_studies.frame import shades
+from posterity_studies.frame import draw_all, shades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,9 +35,7 @@ def draw(study: Study, folder: Path) -> list[str]:
         "flow.png": flow,
         "functions.png": functions,
     }
-    for name, figure in figures.items():
-        figure(study, folder / name)
-    return list(figures)
+    return draw_all(figures, study, folder)
 
 
 def kl(study: Study, path: Path) -> None:

@@ -28,10 +28,8 @@ def draw(study: Study, folder: Path) -> list[str]:
             panel.set_ylabel("prior scale")
         if index >= len(axes) - columns:
             panel.set_xlabel("noise scale (standardised target)")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
     figure.suptitle("Test NLL at fixed prior and noise, mean over splits; lower is better", fontsize=11)
-    save(figure, folder / "grid.png")
+    save(figure, folder / "grid.png", legend_of=axes[0], fontsize=9)
     return ["grid.png"]
 
 

@@ -86,9 +86,7 @@ def draw_errors(study: Study, path: Path) -> None:
     axes[0].set_yticks(range(len(rows)), [row.method for row in rows], fontsize=10)
     label = "standard error of the draws;  no dot: the method has no such number"
     axes[1].scatter([], [], s=90, color=BLACK, marker="|", label=label)
-    handles, names = axes[1].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", frameon=False, fontsize=10)
-    save(figure, path)
+    save(figure, path, legend_of=axes[1], ncols=1)
 
 
 def _with_errors(rows: Sequence[Row], name: str) -> tuple[list[float | None], list[float | None]]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, array, gentle, panels, plain, save
+from posterity_studies.frame import draw_all
 from posterity_studies.logistic.chain_figures import draw_bias, draw_errors, draw_paths, draw_samples
 from posterity_studies.logistic.exact import log_density
 from posterity_studies.logistic.study import Study, probit_difference
@@ -46,9 +47,7 @@ def draw(study: Study, folder: Path) -> list[str]:
         "paths.png": draw_paths,
         "langevin.png": draw_bias,
     }
-    for name, figure in figures.items():
-        figure(study, folder / name)
-    return list(figures)
+    return draw_all(figures, study, folder)
 
 
 def _maps(study: Study, path: Path) -> None:
@@ -73,9 +72,7 @@ def _maps(study: Study, path: Path) -> None:
         panel.set_ylabel("$x_2$")
     bar = figure.colorbar(axes[0].images[0], ax=axes, shrink=0.75, pad=0.02)
     bar.set_label("p(y = 1 | x);  lines at 0.1, 0.5, 0.9", fontsize=10)
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=10)
-    save(figure, path)
+    save(figure, path, legend_of=axes[0], ncols=2)
 
 
 def _rays(study: Study, path: Path) -> None:
@@ -97,9 +94,7 @@ def _rays(study: Study, path: Path) -> None:
         plain(panel)
     axes[0].set_ylabel("p(y = 1 | x)")
     axes[1].plot([], [], color=GREY, linestyle="dashed", linewidth=1.0, label="limit by theory")
-    handles, names = axes[1].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=10)
-    save(figure, path)
+    save(figure, path, legend_of=axes[1], ncols=4)
 
 
 def _laplace(study: Study, path: Path) -> None:
@@ -238,9 +233,7 @@ def _multiclass(study: Study, path: Path) -> None:
     axes[0].set_ylabel("$x_2$")
     bar = figure.colorbar(axes[0].images[0], ax=axes, shrink=0.7, pad=0.015)
     bar.set_label("largest probability;  dotted at 0.9", fontsize=10)
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
-    save(figure, path)
+    save(figure, path, legend_of=axes[0], ncols=3)
 
 
 def _points(panel: "Axes", rows: Tensor, colour: str, marker: str, label: str) -> None:

@@ -40,6 +40,4 @@ def _temperatures(study: Study, path: Path) -> None:
         panel.set_xlabel(r"$\eta$ or T")
     for panel, own in zip(axes[::columns], study.curves[::columns], strict=True):
         panel.set_ylabel(f"{own.model}:\nNLL above that at 1, nats")
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
-    save(figure, path)
+    save(figure, path, legend_of=axes[0], ncols=3)

@@ -11,6 +11,7 @@ from torch import Tensor
 from posterity.evidence import jensen
 from posterity.numerics.random import Key
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, RED, array, panels, plain, save
+from posterity_studies.frame import draw_all
 from posterity_studies.mixtures import bounds, prior
 from posterity_studies.mixtures import clusters as five
 from posterity_studies.mixtures.bounds import Curve, Jensen
@@ -105,9 +106,7 @@ def bound(study: Study, path: Path) -> None:
         panel.set_xlabel(r"$\mu_1$")
     for panel in axes[::2]:
         panel.set_ylabel("nats")
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    save(figure, path)
+    save(figure, path, legend_of=axes[0], ncols=4, fontsize=9)
 
 
 def _touching(panel: "Axes", curves: Sequence[Curve], colours: Sequence[str]) -> None:
@@ -322,9 +321,7 @@ def priors(study: Study, path: Path) -> None:
     axes[1].set_ylim(prior.noise_alone() - 0.02, min(nll.mean for nll in study.priors.fixed) + ABOVE)
     axes[1].set_title("The same, enlarged", fontsize=10)
     axes[0].set_title(f"{prior.ROWS} rows, network 1-{prior.HIDDEN}-1, Laplace posterior", fontsize=10)
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    save(figure, path)
+    save(figure, path, legend_of=axes[0], ncols=2, fontsize=9)
 
 
 def _scales(panel: "Axes", result: Priors) -> None:
@@ -378,6 +375,4 @@ def draw(study: Study, folder: Path) -> list[str]:
         "clusters.png": clusters,
         "priors.png": priors,
     }
-    for name, figure in figures.items():
-        figure(study, folder / name)
-    return list(figures)
+    return draw_all(figures, study, folder)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posterity.report.canvas import BLACK, BLUE, array, gentle, panels, plain, save
+from posterity_studies.frame import draw_all
 from posterity_studies.moons.fits import axes as grid_axes
 from posterity_studies.moons.study import METRICS, Study
 
@@ -18,10 +19,7 @@ SHOWN = ("test_nll", "calibration_error", "entropy_on_the_data", "entropy_on_the
 
 def draw(study: Study, folder: Path) -> list[str]:
     """Draw every figure of the study into the folder, and give the names of the files."""
-    figures = {"entropy.png": _entropy, "probability.png": _probability, "scores.png": _scores}
-    for name, figure in figures.items():
-        figure(study, folder / name)
-    return list(figures)
+    return draw_all({"entropy.png": _entropy, "probability.png": _probability, "scores.png": _scores}, study, folder)
 
 
 def _entropy(study: Study, path: Path) -> None:

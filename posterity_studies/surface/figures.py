@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, RED, array, gentle, panels, plain, save
+from posterity_studies.frame import draw_all
 from posterity_studies.surface.fits import CHAINS
 from posterity_studies.surface.problem import REACH, Surface, axis
 from posterity_studies.surface.study import Study
@@ -20,10 +21,7 @@ SHARES = (0.9, 0.5)  # of the mass inside the lines of a density
 
 def draw(study: Study, folder: Path) -> list[str]:
     """Draw every figure of the study into the folder, and give the names of the files."""
-    figures = {"surface.png": _surface, "two_modes.png": _two_modes}
-    for name, figure in figures.items():
-        figure(study, folder / name)
-    return list(figures)
+    return draw_all({"surface.png": _surface, "two_modes.png": _two_modes}, study, folder)
 
 
 def _surface(study: Study, path: Path) -> None:
@@ -48,9 +46,7 @@ def _surface(study: Study, path: Path) -> None:
     functions.set_title("Both modes are one function", fontsize=11)
     functions.legend(frameon=False, fontsize=9, loc="upper left")
     plain(functions)
-    handles, names = network.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
-    save(figure, path)
+    save(figure, path, legend_of=network, ncols=3)
 
 
 def _descents(panel: "Axes", surface: Surface) -> None:
