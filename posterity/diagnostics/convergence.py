@@ -100,7 +100,7 @@ class Convergence:
 
     @property
     def judged(self) -> tuple[Quantity, ...]:
-        """The quantities that the verdict is based on: without a network's weights where its outputs are known."""
+        """The quantities that the verdict is based on: all but a network's weights if its outputs are known."""
         outputs = any(quantity.name == OUTPUTS for quantity in self.quantities)
         return tuple(quantity for quantity in self.quantities if not (outputs and quantity.of_network))
 

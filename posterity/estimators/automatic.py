@@ -20,13 +20,13 @@ from posterity.estimators.candidates import (
     Plan,
     Processes,
     TableRows,
-    planned,
-    restored,
+    load_fit,
+    make_plan,
     warp_of,
 )
 from posterity.estimators.densities import Calibration, Density, Pool, Scale, Shape, rounding
 from posterity.estimators.gaussian_process import Moments
-from posterity.estimators.trials import Trials, failed, finals, tried
+from posterity.estimators.trials import Trials, failure_message, finals, run_trials
 from posterity.evidence.stacking import stacked
 from posterity.inference import Executor, Sequential
 from posterity.inference.callbacks import bar
@@ -37,10 +37,10 @@ from posterity.processes import using
 from posterity.storage import Part, RunFolder, decode, encode
 from posterity.storage.schema import check_fields, hints, reading
 
-FEWEST = 20  # rows for which candidates are compared; fewer get the linear model
-GUARD = 0.25  # standard errors by which the squared error of the mean may lie above the least
-PSEUDO_ROWS = 1.0  # for each candidate, in the stacking of classes
-REST = 5.0  # seconds of all but the trials, on some machine: for the bar alone
+FEWEST = 20  # least rows for a comparison; fewer get the linear model
+GUARD = 0.25  # standard errors by which the squared error of the mean may exceed the smallest
+PSEUDO_ROWS = 1.0  # of each candidate, in the stacking for classes
+REST = 5.0  # seconds of all but the trials, roughly: only for the progress bar
 RUNAWAY = 4.0  # times the budget, after which no further candidate is tried
 
 
@@ -100,7 +100,7 @@ class Stacked:
         return f"Stacked({self.sentence})"
 
     def predict(self, inputs: Tensor) -> Predictive:
-        """The predictive at inputs (N, D): of targets in the units in which they were given, or of labels."""
+        """Return the predictive at inputs (N, D), of targets in the units of the fit or of labels."""
         if inputs.dim() != 2 or inputs.shape[1] != self.columns:
             raise BadData(f"Stacked.predict: inputs must be (N, {self.columns}). Got {tuple(inputs.shape)}.")
         inputs = inputs.detach().float().to(next(iter(self.fits.values())).device)
@@ -119,13 +119,13 @@ class Stacked:
         return NormalsPredictive(means, scales, weights, epistemic)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all but the seconds into the run folder `path`, atomically; `Stacked.load` reads it back."""
+        """Write the model into the run folder `path`, atomically and without the seconds; see `Stacked.load`."""
         folder = RunFolder(path)
         folder.refuse()
         folder.commit(self.parts(), drop=["fit-*"])
 
     def parts(self) -> dict[str, Part]:
-        """Return all but the seconds as parts of a run folder."""
+        """Return the model, without the seconds, as parts of a run folder."""
         tensors: dict[str, Tensor] = {}
         names = {name: f"fit-{index}" for index, name in enumerate(self.fits)}
         scores = [score[:3] for score in self.scores]  # equal fits give equal bytes: no seconds
@@ -146,7 +146,7 @@ class Stacked:
             stored, names = own.pop("scores"), own.pop("fits")
             scores = tuple(Score(name, density, error, math.nan) for name, density, error in stored)
             sizes = own["columns"], own["outputs"]
-            fits = {name: restored(folder.read(k), *sizes, where, k, place) for name, k in names.items()}
+            fits = {name: load_fit(folder.read(k), *sizes, where, k, place) for name, k in names.items()}
             return cls(fits=fits, scores=scores, **own)
 
 
@@ -177,7 +177,7 @@ def fit_automatic(
       `scale` times them (they tell whether a target is positive, and may have a log); or labels (N,) below `classes`.
     - `weights` (N,): of the rows. Rows of weight 0 are left out.
     - `groups` or `times` (N,): folds by group or in time order, as in `folds`.
-    - `seconds`: the budget, on two CPU cores. It buys a fixed plan (`planned`) of candidates, folds and steps that
+    - `seconds`: the budget, on two CPU cores. It buys a fixed plan (`make_plan`) of candidates, folds and steps that
       depends on rows, columns and budget alone, so that the same seed gives the same result. The clock only stops a
       runaway: after four times the budget no further candidate is tried, and the sentence says so.
     - `executor`: where the candidates are fitted, each of them a piece of work; None: in turn. No number depends on it.
@@ -198,7 +198,7 @@ def fit_automatic(
     key, begin, count = Key(seed), time.time(), len(rows.inputs)
     by = {"groups": groups, "times": times}
     chosen = {name: np.asarray(given)[kept.numpy()] for name, given in by.items() if given is not None}
-    plan = planned(count, rows.inputs.shape[1], rows.outputs, seconds, dependent=bool(chosen))
+    plan = make_plan(count, rows.inputs.shape[1], rows.outputs, seconds, dependent=bool(chosen))
     if count < FEWEST:
         return _alone(rows, plan, key)
     labels = rows.targets.cpu() if rows.classes else None
@@ -210,7 +210,7 @@ def fit_automatic(
     candidates = _candidates(rows, plan, mean, scale)
     whole = sum(candidate.seconds for candidate in candidates) + REST
     with bar("auto", whole, wanted=progress, in_seconds=True) as shown:
-        trials = tried(rows, candidates, parts, plan, key, begin + RUNAWAY * seconds, executor, shown)
+        trials = run_trials(rows, candidates, parts, plan, key, begin + RUNAWAY * seconds, executor, shown)
         if rows.classes:
             return _classes(rows, trials, executor)
         return _regression(rows, trials, sum(math.log(s) for s in scale), executor)
@@ -219,7 +219,7 @@ def fit_automatic(
 def _rows(
     inputs: Tensor, targets: Tensor, task: str, classes: int, weights: Tensor | None, device: torch.device | str | None
 ) -> tuple[TableRows, Tensor]:
-    """The rows of positive weight, and which they are."""
+    """Return the checked rows of positive weight, and the mask of these rows."""
     if task not in ("regression", "classification"):
         raise ValueError(f"fit_automatic: task must be 'regression' or 'classification'. Got {task!r}.")
     if inputs.dim() != 2 or len(targets) != len(inputs) or (weights is not None and weights.shape != targets.shape[:1]):
@@ -255,7 +255,7 @@ def _candidates(rows: TableRows, plan: Plan, mean: Sequence[float], scale: Seque
 
 
 def _alone(rows: TableRows, plan: Plan, key: Key) -> Stacked:
-    """The linear model, for too few rows to compare."""
+    """Fit the linear model alone: too few rows to compare candidates."""
     candidate = Linear()
     fits = {candidate.name: candidate.fits(rows, (), plan, key)[1]()}
     plain = Shape.normal(rows.inputs.device)
@@ -269,7 +269,7 @@ def _alone(rows: TableRows, plan: Plan, key: Key) -> Stacked:
 
 
 def _regression(rows: TableRows, trials: Trials, log_scale: float, executor: Executor) -> Stacked:
-    """Stack regressions; `log_scale` is the sum of the log units of targets, in which scores are told."""
+    """Stack regressions; `log_scale` is the sum of the logs of the targets' units, which scores are converted to."""
     inputs, targets = rows.inputs[trials.scored], rows.targets[trials.scored]
     weights, width = rows.weights[trials.scored].double(), targets.shape[1]
     moments: dict[str, Moments] = dict(trials.outputs)
@@ -287,7 +287,7 @@ def _regression(rows: TableRows, trials: Trials, log_scale: float, executor: Exe
         try:
             scored.append(density.scored(moments[density.source], inputs, targets, weights, trials.fold, trials.effort))
         except (PosterityError, RuntimeError, ValueError) as error:  # of the process of a fitted scale
-            trials.words.append(failed(density.name, error))
+            trials.words.append(failure_message(density.name, error))
     densities = [density for density, _ in scored]
     entries = torch.stack([log_density for _, log_density in scored], -1)  # (n, T, K)
     result = stacked(
@@ -338,14 +338,14 @@ def _score(name: str, values: Tensor, weights: Tensor, seconds: float) -> Score:
 
 
 def _listed(weights: Mapping[str, float]) -> str:
-    """Names with their weights, the largest first."""
+    """Format names with their weights, the largest first."""
     return ", ".join(f"{weight:.2f} {name}" for name, weight in sorted(weights.items(), key=lambda item: -item[1]))
 
 
 def _sentence(
     shares: Mapping[str, float], scores: Sequence[Score], density: float, trials: Trials, pool: Mapping[str, float]
 ) -> str:
-    """What was chosen and why."""
+    """Return the sentence on what was chosen and why."""
     best = max(scores, key=lambda score: score.log_density)
     linear = next((score for score in scores if score.name == Linear.name), None)
     said = [f"Stacked by the log density of {len(trials.scored)} held-out rows: {_listed(shares)}"]

@@ -41,7 +41,7 @@ class ExponentialPredictive(Predictive):
     classifies = False
 
     def __init__(self, base: Predictive, shift: float = 0.0, scale: float = 1.0) -> None:
-        """Take the predictive of z, and what turns z into the logarithm of the target."""
+        """Take the predictive of z, and the shift and scale from z to the logarithm of the target."""
         positive("ExponentialPredictive.scale", scale)
         if base.normals is None:
             raise TypeError(f"ExponentialPredictive.base must be normal or a mixture of normals. Got {shown(base)}.")

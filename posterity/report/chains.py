@@ -23,7 +23,7 @@ FEW = 8  # chains that can be told apart by colour, or have a row of bars each
 MOST = 12  # quantities in one figure
 POINTS = 1000  # of a trace; more hide each other
 CANDIDATES = 1000  # quantities whose R-hat is computed
-COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, BLACK, GREY, "#6a3d9a")  # red is for what is wrong
+COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, BLACK, GREY, "#6a3d9a")  # red marks problems only
 
 Draws = Samples | Mapping[str, Tensor]
 
@@ -183,7 +183,7 @@ def _chosen(q: Draws, names: Sequence[str] | None) -> dict[str, Tensor]:
 
 
 def _chains(draws: Tensor) -> list[Any]:
-    """A colour for each chain: distinct colours for few chains, a colour scale for many."""
+    """Return a colour for each chain: distinct colours for few chains, a colour scale for many."""
     count = len(draws)
     if count <= FEW:
         return list(COLOURS[:count])
@@ -221,7 +221,7 @@ def _marginals(panel: "Axes", draws: Tensor) -> None:
 
 
 def _edges(values: Tensor, bins: int) -> Tensor:
-    """Edges of bins over the range of the values, which may be a single point."""
+    """Return the edges of bins over the range of the values, which may be a single point."""
     low, high = (float(values.min()), float(values.max())) if values.numel() else (0.0, 1.0)
     if low == high:
         low, high = low - 0.5, high + 0.5
@@ -229,7 +229,7 @@ def _edges(values: Tensor, bins: int) -> Tensor:
 
 
 def _rows(draws: Tensor) -> Tensor:
-    """The chains, or the two halves of a single chain, whose ranks would be uniform by definition."""
+    """Return the chains, or the two halves of a single chain, as its own ranks are uniform by definition."""
     half = draws.shape[1] // 2
     return torch.cat([draws[:, :half], draws[:, -half:]]) if len(draws) == 1 and half else draws
 

@@ -117,7 +117,7 @@ def signals_figure(runs: Mapping[str, Sequence[Signals]], path: Path, *, title: 
 
 
 def penalty_along(penalty: Penalty, lengths: Tensor, scale: float, group: tuple[int, int] = (1, 1)) -> Tensor:
-    """r of one weight, or of one group of equal weights, whose means have these signed lengths: (T,) -> (T,)."""
+    """Return r of one weight, or of a group of equal weights, at means of these signed lengths: (T,) -> (T,)."""
     if penalty.separates:
         return penalty.each(lengths, torch.full_like(lengths, scale))
     size = math.prod(group)
@@ -166,7 +166,7 @@ def _legend_below(figure: "Figure", panel: "Axes") -> None:
 
 
 def _half_range(priors: Mapping[str, LogDensity]) -> float:
-    """The distance from 0 within which the densities are not negligible."""
+    """Return the distance from 0 beyond which all densities are negligible."""
     halves = torch.logspace(-4, 4, 801, dtype=torch.float64, device="cpu")
     larger = [torch.maximum(log_density(halves), log_density(-halves)) for log_density in priors.values()]
     return max((float(halves[logs > logs.max() - _DROP].max()) for logs in larger), default=_REACH)

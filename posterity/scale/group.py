@@ -24,7 +24,7 @@ from posterity.scale.sums import Node, bounds, branch_sum, branches
 
 logger = logging.getLogger("posterity")
 
-BLOCKS = 8  # of the rows of a batch: one for each of up to eight processes
+BLOCKS = 8  # blocks of the rows of a batch, for up to eight processes
 SLICED = 1 << 16  # bytes from which each process adds up a slice of a sum, and all exchange the slices
 AGREE = 3.0  # seconds in which processes that all have an error learn of each other
 _AGAIN = (

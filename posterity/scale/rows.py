@@ -1,4 +1,4 @@
-"""Rows of which each process has a part."""
+"""Gathering of rows of which each process has a part."""
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ def gathered(data: object) -> TensorData:
 
 
 def _joined(group: TorchGroup, own: Tensor, counts: list[int]) -> Tensor:
-    """The rows of one tensor of all processes; all send as many, as collectives need."""
+    """Return the rows of one tensor of all processes; all send equally many, as collectives require."""
     padded = own.new_zeros(max(counts), *own.shape[1:])
     padded[: len(own)] = own
     parts = zip(group.gathered(padded), counts, strict=True)

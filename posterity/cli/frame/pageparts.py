@@ -1,4 +1,4 @@
-"""Parts of pages that are made of posteriors and rows: fields, worst rows, importance, curves, chains, scales, data."""
+"""Sections of pages: predictions over the inputs, worst rows, importance, loss curves, chains, scales, data."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ ALONG = 120  # points along one input
 
 
 def fields(methods: Sequence[Outcome], source: Source, levels: Sequence[float]) -> dict[str, Any]:
-    """What methods predict over the whole input where that can be drawn: "line" for one input, "map" for two."""
+    """Return predictions over the inputs if they can be drawn: "line" for one input, "map" for two."""
     data, models = source.data, {each.word: each.posterior for each in methods if each.posterior is not None}
     if not models or not len(data.train) or not has_figure(data):
         return {}
@@ -78,7 +78,7 @@ def fields(methods: Sequence[Outcome], source: Source, levels: Sequence[float]) 
 def rows_part(
     label: str, pred: Predictive, targets: Tensor, nll: Tensor, names: Sequence[str], source: Source, index: Tensor
 ) -> str:
-    """Tables of the least sure and of the most surprising rows, with the values of some columns."""
+    """Return tables of the least certain and the most surprising rows, with the values of some columns."""
     classes = source.data.classes
     inputs = _written(source, index)
     if classes is None:
@@ -120,7 +120,7 @@ def rows_part(
 
 
 def _written(source: Source, index: Tensor) -> list[tuple[str, list[str]]]:
-    """The first columns of these test rows, as the file has them."""
+    """Return the first columns of these test rows, as written in the file."""
     if source.table is None:
         chosen = source.data.test.inputs[index].flatten(1)[:, :MOST_INPUTS].double().cpu()
         return [(f"x{at}", [number(value, 3) for value in each.tolist()]) for at, each in enumerate(chosen.T, start=1)]
@@ -131,7 +131,7 @@ def _written(source: Source, index: Tensor) -> list[tuple[str, list[str]]]:
 
 
 def importance_part(taken: Outcome | None, source: Source, figures: dict[str, Any]) -> str:
-    """How much the NLL of a method rises when a column is permuted; nothing for more columns than a figure holds."""
+    """Return the section on permutation importance; empty for more columns than a figure can show."""
     test = source.data.test
     if taken is None or taken.posterior is None or test.inputs.dim() != 2 or len(test) < 2:
         return ""
@@ -151,7 +151,7 @@ def importance_part(taken: Outcome | None, source: Source, figures: dict[str, An
 
 
 def curves_part(methods: Sequence[Outcome], figures: dict[str, Any]) -> dict[tuple[str, str], str]:
-    """The loss of each stage over its steps, by method."""
+    """Return the curves of the loss of each stage, by method."""
     parts = {}
     for outcome in methods:
         places = []
@@ -175,7 +175,7 @@ def curves_part(methods: Sequence[Outcome], figures: dict[str, Any]) -> dict[tup
 
 
 def chains_part(methods: Sequence[Outcome], source: Source, figures: dict[str, Any]) -> dict[tuple[str, str], str]:
-    """R-hat, effective sizes and traces of every method that has chains."""
+    """Return R-hat, effective sample sizes and traces of each method with chains."""
     parts = {}
     for outcome in methods:
         q = outcome.posterior
@@ -208,7 +208,7 @@ def chains_part(methods: Sequence[Outcome], source: Source, figures: dict[str, A
 
 
 def _traced(q: Samples, source: Source, inputs: Tensor) -> dict[str, Tensor]:
-    """Draws (C, D) worth seeing: outputs at the first, a middle and a last training row, and the log density."""
+    """Return draws (C, D) of the outputs at the first, middle and last training row, and of the log density."""
     rows = sorted({0, len(inputs) // 2, len(inputs) - 1})
     outputs = q.outputs(inputs[rows], q.num_chains * q.num_draws, Key(0)).detach().double().cpu()
     outputs = outputs.reshape(q.num_chains, q.num_draws, len(rows), -1)
@@ -227,7 +227,7 @@ def _traced(q: Samples, source: Source, inputs: Tensor) -> dict[str, Tensor]:
 
 
 def fitted_part(methods: Sequence[Outcome], source: Source) -> dict[tuple[str, str], str]:
-    """What each method is: its scales, given or chosen, its network, and what it says of itself."""
+    """Return the facts of each method: posterior, network, scales (given or chosen), evidence and seconds."""
     return {(each.word, each.label): facts(known) for each in methods if (known := _fitted(each, source))}
 
 
@@ -266,7 +266,7 @@ def _fitted(outcome: Outcome, source: Source) -> dict[str, str]:
 
 
 def data_part(source: Source, figures: dict[str, Any]) -> str:
-    """What was read: rows, columns, targets, and how the file was taken."""
+    """Return the section on the data: rows, targets, columns, and notes of the reader."""
     data = source.data
     parts = {"training": data.train, "test": data.test}
     about = {
@@ -304,7 +304,7 @@ def data_part(source: Source, figures: dict[str, Any]) -> str:
 
 
 def _columns(source: Source) -> str:
-    """The columns of a file, with what they hold."""
+    """Return a table of the columns of a file, with their kinds, values and missing values."""
     assert source.table is not None
     assert source.preprocessing is not None
     rows = []

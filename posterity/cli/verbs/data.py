@@ -1,4 +1,4 @@
-"""`posterity data`: which data sets there are, and where; and fetching them."""
+"""`posterity data`: lists data sets and their folders, and downloads them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -141,7 +141,7 @@ def _download(entry: "Published", source: str | None, into: Path | None, as_json
 
 
 def _detail(entry: "Published", where: "Found") -> str:
-    """What is there, or what would have to be put where."""
+    """Describe where the files are, or which are missing or damaged."""
     if where.status == "damaged":
         return f"not the published file: {', '.join(where.damaged)} in {where.place}"
     if where.status == "incomplete":
