@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = (BLUE, RED, GREEN)
-SHOWN = (0, 2, 4, 8)  # places of the widths whose predictions are drawn
+SHOWN = (0, 2, 4, 8)  # indices of the widths whose predictions are drawn
 POINTS = 200
 DENSITY_TIMES, BANDWIDTH = (1.0, 5.0, 30.0), 0.2
 RESOLVED = 1e-10  # nats: below it the distance from the optimum is rounding
@@ -207,7 +207,7 @@ def functions(study: Study, path: Path) -> None:
 
 
 def _variation(panel: "Axes", result: Particles, reach: float) -> None:
-    """Level lines of F'(nu*) over the means of a neuron, with the best scales."""
+    """Draw level lines of F'(nu*) over the means of a neuron, at the best scales."""
     axis = torch.linspace(-reach, reach, 61, dtype=torch.float64, device="cpu")
     outer, inner = (mean.reshape(-1, 1) for mean in torch.meshgrid(axis, axis, indexing="xy"))
     neurons = Neurons(outer, result.best.outer_scale.expand_as(outer), inner, result.best.inner_scale.expand_as(inner))
@@ -218,7 +218,7 @@ def _variation(panel: "Axes", result: Particles, reach: float) -> None:
 
 
 def _smoothed(grid: Tensor, at: Tensor) -> Tensor:
-    """Density (G,) of points (J,), each spread by a normal kernel."""
+    """Return a kernel density estimate (G,) of points (J,), with a normal kernel."""
     kernels = (-0.5 * ((grid.unsqueeze(1) - at) / BANDWIDTH).square()).exp().mean(1)
     return kernels / (BANDWIDTH * math.sqrt(2.0 * math.pi))
 

@@ -28,7 +28,7 @@ REACH = 7.0
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """What a method says over the inputs `Regression.axis`: mean, and standard deviations of f and of y, (N,)."""
+    """Predictions of a method at the inputs `Regression.axis`: mean, and standard deviations of f and of y, (N,)."""
 
     mean: Tensor
     function_scale: Tensor

@@ -1,4 +1,4 @@
-"""The study as a whole: what it computes, and its numbers as one document."""
+"""The study: its run, its tables and its numbers as JSON."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ INSIDE, OUTSIDE, GAP = (1.0, 4.0), (5.0, curves.REACH), (0.0, 0.9)  # |x| where 
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """All that the study found."""
+    """The results of the study."""
 
     seed: int
     regression: Regression

@@ -1,4 +1,4 @@
-"""The study as a whole, and its numbers as one document."""
+"""The study: its run, its tables and its numbers as JSON."""
 
 from dataclasses import asdict, dataclass
 from itertools import groupby

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LINES = {
     "MAP": (BLACK, "solid", 1.6),
-    "Laplace, Monte Carlo": (PINK, "solid", 3.6),  # wide and below, for the integral it estimates lies on it
+    "Laplace, Monte Carlo": (PINK, "solid", 3.6),  # wide and below: the integral that it estimates is drawn over it
     "Laplace, exact integral": (BLUE, "solid", 1.6),
     "Laplace, probit Φ": (SKY, "dotted", 2.6),
     "Laplace, probit κ": (ORANGE, "solid", 1.6),
@@ -30,7 +30,7 @@ LINES = {
 TWO = (("label 0", "#053061", "o"), ("label 1", "#67001f", "^"))  # the dark ends of the map's own colours
 THREE = (BLUE, "o"), (RED, "^"), (GREEN, "s")
 
-FINE = 161  # points a side of a map for which fewer were computed
+FINE = 161  # points along each side of a refined map
 
 
 def draw(study: Study, folder: Path) -> list[str]:
@@ -89,7 +89,7 @@ def _rays(study: Study, path: Path) -> None:
         panel.set_title(f"along x = c · {direction}", fontsize=11)
         uncertain = torch.cat([values for name, values in ray.probability.items() if name != "MAP"])
         low, high = float(uncertain.min()), float(uncertain.max())
-        margin = 0.06 * (high - low)  # MAP, which saturates, may leave the panel
+        margin = 0.06 * (high - low)  # the curve of MAP saturates and may leave the panel
         panel.set(xlabel="c", ylim=(low - margin, high + margin), xlim=(0.1, 1000))
         plain(panel)
     axes[0].set_ylabel("p(y = 1 | x)")
@@ -175,7 +175,7 @@ def _probit(study: Study, path: Path) -> None:
 
 
 def _evidence(study: Study, path: Path) -> None:
-    """KL as bars that hang from the log evidence, where it is 0, down to the ELBO."""
+    """Draw the KL as bars from the log evidence down to the ELBO."""
     figure, (panel,) = panels(1, 1, size=(10.4, 4.2))
     evidence = study.exact.log_evidence
     for index, parts in enumerate(study.decompositions):
@@ -244,7 +244,7 @@ def _points(panel: "Axes", rows: Tensor, colour: str, marker: str, label: str) -
 
 
 def _finer(probs: Tensor) -> Tensor:
-    """Class probabilities (side^2, C) between the points of their map, (FINE^2, C), so that borders are smooth.
+    """Interpolate class probabilities (side^2, C) of a map to (FINE^2, C), so that borders are smooth.
 
     Their logarithms are interpolated: in a linear model their differences, and so the borders at the mode, are linear.
     """
@@ -255,7 +255,7 @@ def _finer(probs: Tensor) -> Tensor:
 
 
 def _leads(probs: Tensor) -> list[Tensor]:
-    """By how much each class is more probable than the best other one; its zero is the class's border."""
+    """Return the probability of each class minus the largest of the others: zero at its decision boundary."""
     top = probs.topk(2).values  # (N, 2)
     others = torch.where(probs == top[:, :1], top[:, 1:], top[:, :1])
     return [lead for lead in (probs - others).T if lead.min() < 0 < lead.max()]

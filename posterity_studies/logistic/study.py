@@ -98,14 +98,14 @@ def probit_difference(a: Tensor) -> Tensor:
 
 
 def probit_error() -> ProbitError:
-    """On a grid of step 1e-4, which the flat top makes exact to 1e-9."""
+    """Find the largest error on a grid of step 1e-4, which is exact to 1e-9 since the maximum is flat."""
     a = torch.linspace(0.0, 10.0, 100_001, dtype=torch.float64)
     largest, index = probit_difference(a).abs().max(0)
     return ProbitError(float(largest), float(a[index]))
 
 
 REACH, SIDE = 6.0, 51  # of the map
-RING = 30.0  # radius at which the entropy far from the data is taken
+RING = 30.0  # radius at which the entropy far from the data is computed
 DRAWS = 10_000  # at every point of a map
 RAY_DRAWS = 1_000_000  # at every point of a ray
 FAR_DRAWS = 4_000_000  # at one point of each ray: a standard error below 3e-4
@@ -113,7 +113,7 @@ FAR_DRAWS = 4_000_000  # at one point of each ray: a standard error below 3e-4
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """All that the study found: the fits, the maps p(y = 1 | x) by method over `axis` x `axis`, and the rest."""
+    """The results: the fits, the maps of p(y = 1 | x) by method over `axis` x `axis`, rays, samples and comparisons."""
 
     settings: Settings
     regression: Regression
@@ -132,7 +132,7 @@ class Study:
 
     @property
     def claims(self) -> dict[str, bool]:
-        """What the study shows of the methods, and whether it does."""
+        """Claims about the methods, and whether they hold here."""
         return {**claims(self.comparison), **self.bias.claims()}
 
     def document(self) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from pathlib import Path
 from posterity.report.canvas import BLUE, GREY, ORANGE, RED, array, panels, plain, save
 from posterity_studies.misspecification.study import Study, temperatures
 
-LEAST = 0.02  # nats: panels show at least so much below and above zero
-MORE = 3.0  # how far above zero a panel goes, in units of what tempering gains
+LEAST = 0.02  # nats: least range of a panel below and above zero
+MORE = 3.0  # upper end of a panel, in units of the gain by tempering
 
 
 def draw(study: Study, folder: Path) -> list[str]:

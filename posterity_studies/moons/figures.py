@@ -31,7 +31,7 @@ def _probability(study: Study, path: Path) -> None:
 
 
 def _maps(study: Study, path: Path, kind: str, colours: "Colormap", highest: float, label: str) -> None:
-    """A number of every method over the plane, on one scale of colours from 0 to `highest`; with the line p = 0.5."""
+    """Draw a map of every method on one colour scale from 0 to `highest`; maps of p have the line p = 0.5."""
     seed = study.found[0]
     first, second = grid_axes()
     extent = (float(first[0]), float(first[-1]), float(second[0]), float(second[-1]))

@@ -1,4 +1,4 @@
-"""The study as a whole, and its numbers as one document."""
+"""The study: its run, its tables and its numbers as JSON."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from posterity_studies.surface import problem
 from posterity_studies.surface.fits import Approximation, approximations
 from posterity_studies.surface.problem import Surface, grid, surfaces
 
-POINTS, BEYOND = 121, 3.0  # inputs at which functions are computed, and how far they reach
+POINTS, BEYOND = 121, 3.0  # number and range of the inputs at which functions are computed
 
 ROUNDING = 1e-9
 
@@ -39,12 +39,12 @@ class Study:
 
     @property
     def barrier(self) -> float:
-        """How far the potential of the network at the origin is above its least, in nats."""
+        """The potential of the network at the origin above its minimum, in nats."""
         middle = problem.SIDE // 2
         return float(self.surfaces["network"].potential[middle, middle])
 
     def claims(self) -> dict[str, bool]:
-        """What is said of convex and non-convex potentials, and whether it is so here."""
+        """Claims about convex and non-convex potentials, and whether they hold here."""
         line, network = self.surfaces["line"], self.surfaces["network"]
         middle, same = problem.SIDE // 2, float((self.functions[0] - self.functions[1]).abs().max())
         one = [self.methods[name] for name in ("Laplace", "MeanField", "FullRank")]
@@ -93,7 +93,7 @@ class Study:
 
 
 def _at_least(own: Approximation) -> float:
-    """The least KL(q || p) of a q with its share on one of two equally likely halves: log 2 minus binary entropy."""
+    """Return the least KL(q || p) for a share of q on one of two equally likely halves: log 2 minus binary entropy."""
     share = own.positive
     return math.log(2.0) + sum(part * math.log(part) for part in (share, 1.0 - share) if part > 0.0)
 

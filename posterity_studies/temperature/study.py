@@ -1,4 +1,4 @@
-"""The study as a whole: fits of all widths, means over seeds, the best temperatures, and one document."""
+"""The study: fits of all widths, means over seeds, the best temperatures, tables and JSON."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ class Cell:
     seed: int
 
     def path(self, folder: Path) -> Path:
-        """Its file in the folder of the study."""
+        """Return its file in the folder of the study."""
         return cell_file(folder / "runs", self.width, f"eta-{self.eta:.12g}", self.seed)
 
     @property
@@ -66,7 +66,7 @@ Fit = TypeVar("Fit", Cell, ColdCell)
 
 @dataclass(frozen=True, eq=False)
 class Runs(Sweep[Fit]):
-    """The fits of one width, or chains of a cold posterior: those stored, and those to be made."""
+    """The fits of one width, or the chains of a cold posterior, stored or to be run."""
 
     kind: type[Fit]
 
@@ -81,7 +81,7 @@ class Runs(Sweep[Fit]):
         return "" if self.problem.width is None else f"width {self.problem.width}"
 
     def cells(self) -> list[Fit]:
-        """All of the width, by seed and temperature."""
+        """Return all cells of the width, by seed and temperature."""
         settings, problem = self.settings, self.problem
         temperatures = settings.temperatures(problem.num_data, problem.units)
         return [self.kind(problem.width, each, seed) for seed in range(settings.all_seeds) for each in temperatures]
@@ -106,7 +106,7 @@ class Runs(Sweep[Fit]):
         return Task(str(cells[0]), self._method(cells), self._joint(cells), orders, start, seed=key.seed)
 
     def _modes(self, seeds: Sequence[int], rows: TensorData, key: Key) -> Tensor:
-        """Where MAP leads from the first weights of each seed, (P,) for one seed or a row for each.
+        """Return the mode that MAP reaches from the first weights of each seed, (P,) or (seeds, P).
 
         They are stored: a search on a GPU has other last bits when it is made again, and chains could not go on.
         """
@@ -162,7 +162,7 @@ class Width:
 
 @dataclass(frozen=True)
 class Spread:
-    """The largest less the smallest mean accuracy of some widths, and whether all of them have learnt something."""
+    """The range of mean accuracies of some widths, and whether all of them have learnt something."""
 
     accuracy: float
     learnt: bool
@@ -182,7 +182,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Study:
-    """All that the study found: p, the classes, the widths, a result for each fit, and the fits that diverged."""
+    """The results: p, the classes, the widths, a result for each fit, and the fits that diverged."""
 
     settings: Settings
     num_data: int
@@ -193,7 +193,7 @@ class Study:
     failed: tuple[Cell, ...] = ()
 
     def rows(self, width: Width) -> list[Row]:
-        """The temperatures of a width, ascending; those without a single fit left out."""
+        """Return a row for each temperature of a width that has fits, ascending."""
         results = []
         for eta in width.etas:
             values = [
@@ -206,17 +206,17 @@ class Study:
         return results
 
     def row(self, width: Width, eta: float) -> Row | None:
-        """The row at a temperature, up to rounding."""
+        """Return the row at a temperature, up to rounding."""
         there = nearest(width.etas, eta)
         return next((row for row in self.rows(width) if row.eta == there), None)
 
     def best(self, width: Width) -> Row | None:
-        """The temperature with the least mean NLL on held-out training rows; None where none are held out."""
+        """Return the row with the lowest mean NLL on held-out training rows; None without held-out rows."""
         rows = [row for row in self.rows(width) if "held_out_nll" in row.scores]
         return min(rows, key=lambda row: row.scores["held_out_nll"][0], default=None)
 
     def spread(self) -> dict[float, Spread]:
-        """By tau, how far the mean accuracies of wide networks lie apart; empty for fewer than two such."""
+        """Return the range of the mean accuracies of wide networks by tau; empty for fewer than two."""
         least = self.settings.architecture.wide
         wide = [width for width in self.widths if width.width is not None and width.width >= least]
         results = {}
@@ -230,7 +230,7 @@ class Study:
         return results
 
     def notes(self) -> list[str]:
-        """What the study shows, in a few lines."""
+        """Return the results in a few lines."""
         lines = []
         for width in self.widths:
             name = "" if width.width is None else f"width {width.width}: "
