@@ -98,7 +98,7 @@ class Grid:
         ]
 
     def around(self, search: Sequence[Result[Cell]]) -> list[Cell]:
-        """Return cells at each setup's best lambda of a search, its neighbours, and lambda_Th, at the best step sizes."""
+        """Return cells at each setup's best lambda of a search, its neighbours and lambda_Th, by best step size."""
         cells = []
         for setup in self.settings.setups:
             rows = self._rows(search, setup)
