@@ -232,6 +232,17 @@ def draw_all(figures: Mapping[str, Callable[[Any, Path], None]], study: Any, fol
     return list(figures)
 
 
+def mean_curve(
+    panel: Any, where: Sequence[float], scores: Sequence[tuple[float, float | None]], alpha: float, **style: Any
+) -> None:
+    """Draw means over seeds, with a band of one standard deviation (None for one seed) to each side."""
+    means, spreads = [mean for mean, _ in scores], [spread or 0.0 for _, spread in scores]
+    panel.plot(where, means, marker="o", **style)
+    if any(spreads):
+        low, high = ([mean + sign * spread for mean, spread in zip(means, spreads, strict=True)] for sign in (-1, 1))
+        panel.fill_between(where, low, high, color=style["color"], alpha=alpha, linewidth=0)
+
+
 def shades(count: int) -> list[str]:
     """Return colours for an ordered sequence of curves, from dark to light."""
     from matplotlib.colors import to_hex

@@ -176,7 +176,7 @@ def _maps(
             if shown.min() < level < shown.max():
                 panel.contour(*coordinates, shown, levels=[level], colors=INK, linestyles=style, linewidths=width)
         if len(_classes(data)) > 2:
-            for lead in array(_leads(probs)):
+            for lead in array(class_margins(probs)):
                 if lead.min() < 0 < lead.max():
                     panel.contour(*coordinates, lead.reshape(GRID, GRID).T, levels=[0.0], colors=INK, linewidths=1.2)
         _points(panel, data)
@@ -191,7 +191,7 @@ def _maps(
     _save(figure, path, axes[:1])
 
 
-def _leads(probs: Tensor) -> Tensor:
+def class_margins(probs: Tensor) -> Tensor:
     """Return the probability of each class minus the largest of the others, (C, N): zero at its decision boundary."""
     top = probs.topk(2).values  # (N, 2)
     others = torch.where(probs == top[:, :1], top[:, 1:], top[:, :1])

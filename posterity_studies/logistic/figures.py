@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, array, gentle, panels, plain, save
+from posterity.report.figures import class_margins
 from posterity_studies.frame import draw_all
 from posterity_studies.logistic.chain_figures import draw_bias, draw_errors, draw_paths, draw_samples
 from posterity_studies.logistic.exact import log_density
@@ -221,8 +222,11 @@ def _multiclass(study: Study, path: Path) -> None:
             vmax=1,
             interpolation="bilinear",
         )
-        for lead in _leads(fine):
-            panel.contour(axis, axis, array(lead.reshape(FINE, FINE).T), levels=[0.0], colors=BLACK, linewidths=1.2)
+        for margin in class_margins(fine):
+            if margin.min() < 0 < margin.max():
+                panel.contour(
+                    axis, axis, array(margin.reshape(FINE, FINE).T), levels=[0.0], colors=BLACK, linewidths=1.2
+                )
         if shown.max() > 0.9:
             panel.contour(axis, axis, shown, levels=[0.9], colors=BLACK, linestyles="dotted", linewidths=0.9)
         for index, (colour, marker) in enumerate(THREE):
@@ -252,10 +256,3 @@ def _finer(probs: Tensor) -> Tensor:
     planes = probs.clamp_min(1e-9).log().T.reshape(1, -1, side, side)
     finer = torch.nn.functional.interpolate(planes, size=(FINE, FINE), mode="bilinear", align_corners=True)
     return finer.reshape(-1, FINE * FINE).T.softmax(1)
-
-
-def _leads(probs: Tensor) -> list[Tensor]:
-    """Return the probability of each class minus the largest of the others: zero at its decision boundary."""
-    top = probs.topk(2).values  # (N, 2)
-    others = torch.where(probs == top[:, :1], top[:, 1:], top[:, :1])
-    return [lead for lead in (probs - others).T if lead.min() < 0 < lead.max()]

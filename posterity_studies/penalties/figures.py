@@ -8,7 +8,7 @@ import torch
 from posterity.numerics.layout import Layout
 from posterity.penalties import L1, GroupLasso, Penalty, SquaredL2
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, array, panels, plain, save
-from posterity_studies.frame import shades
+from posterity_studies.frame import mean_curve, shades
 from posterity_studies.penalties.grid import Row, rows_of
 from posterity_studies.penalties.runs import HELD_OUT, TRAINING
 from posterity_studies.penalties.study import Study
@@ -224,14 +224,8 @@ def pairs(path: Path) -> None:
 
 
 def _curve(axis: "Axes", where: list[float], rows: list[Row], colour: str, style: str) -> None:
-    """Draw means over seeds with a band of one standard deviation to each side."""
-    means = [100 * row.scores["accuracy"][0] for row in rows]
-    axis.plot(where, means, color=colour, linestyle=style, linewidth=1.6, marker="o", markersize=3.5)
-    if any(row.scores["accuracy"][1] for row in rows):
-        spreads = [100 * (row.scores["accuracy"][1] or 0.0) for row in rows]
-        low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
-        high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-        axis.fill_between(where, low, high, color=colour, alpha=0.15, linewidth=0)
+    scores = [(100 * mean, 100 * (spread or 0.0)) for mean, spread in (row.scores["accuracy"] for row in rows)]
+    mean_curve(axis, where, scores, 0.15, color=colour, linestyle=style, linewidth=1.6, markersize=3.5)
 
 
 def _told_below(axis: "Axes", theory: Row | None, low: float, right: bool) -> None:

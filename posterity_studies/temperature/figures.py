@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posterity.report.canvas import BLUE, GREEN, GREY, ORANGE, RED, panels, plain, save
-from posterity_studies.frame import shades
+from posterity_studies.frame import mean_curve, shades
 from posterity_studies.temperature.cold import KINDS, OFF, ColdRow, ColdStudy
 from posterity_studies.temperature.settings import Settings
 from posterity_studies.temperature.study import Row, Study, Width
@@ -87,14 +87,8 @@ def _curve(
     thick: float,
     linestyle: str = "solid",
 ) -> None:
-    """Draw means over seeds with a band of one standard deviation to each side."""
-    means = [row.scores[key][0] for row in rows]
-    axis.plot(where, means, color=colour, linestyle=linestyle, linewidth=thick, marker="o", markersize=2.5)
-    if any(row.scores[key][1] for row in rows):
-        spreads = [row.scores[key][1] or 0.0 for row in rows]
-        low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
-        high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-        axis.fill_between(where, low, high, color=colour, alpha=0.18, linewidth=0)
+    scores = [row.scores[key] for row in rows]
+    mean_curve(axis, where, scores, 0.18, color=colour, linestyle=linestyle, linewidth=thick, markersize=2.5)
 
 
 def _marks(axis: "Axes", study: Study, width: Width, key: str, place: Place, *, marks: bool) -> None:
