@@ -79,8 +79,8 @@ def parsed(words: Sequence[str], order: str = "") -> Any:
 
 
 def _matched(word: str) -> dict[str, str]:
-    found = next((match for pattern in _READ if (match := pattern.fullmatch(word))), None)
-    return {} if found is None else {name: value for name, value in found.groupdict().items() if value}
+    result = next((match for pattern in _READ if (match := pattern.fullmatch(word))), None)
+    return {} if result is None else {name: value for name, value in result.groupdict().items() if value}
 
 
 def find_order(words: Sequence[str]) -> str:

@@ -61,8 +61,8 @@ def _positions(data: bytes, letter: bytes) -> Any:
     """Return the places of a byte."""
     letters = np.frombuffer(data, dtype=np.uint8)
     pieces = range(0, len(letters), _PIECE)
-    found = [np.flatnonzero(letters[start : start + _PIECE] == ord(letter)) + start for start in pieces]
-    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+    positions = [np.flatnonzero(letters[start : start + _PIECE] == ord(letter)) + start for start in pieces]
+    return np.concatenate(positions) if positions else np.empty(0, dtype=np.int64)
 
 
 def _is_simple(data: bytes, separator: str) -> bool:

@@ -114,8 +114,8 @@ class Stacked:
         parts = [d.normals(source, inputs) for d, source in zip(self.densities, sources, strict=True)]
         means, scales = (torch.cat(tensors) for tensors in list(zip(*(part for part, _ in parts), strict=True))[:2])
         weights = torch.cat([w * part.weights for w, (part, _) in zip(shares.to(means), parts, strict=True)])
-        whole = Pool({str(k): w for k, w in enumerate(self.weights.values())})
-        epistemic = whole.moments({str(k): own for k, (_, own) in enumerate(parts)}).epistemic
+        pool = Pool({str(k): w for k, w in enumerate(self.weights.values())})
+        epistemic = pool.moments({str(k): own for k, (_, own) in enumerate(parts)}).epistemic
         return NormalsPredictive(means, scales, weights, epistemic)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -137,16 +137,16 @@ class Stacked:
     def load(cls, path: str | os.PathLike[str], device: torch.device | str | None = None) -> "Stacked":
         """Read what `save` wrote; raises BadFolder for anything else."""
         folder, where = RunFolder(path), repr(os.fspath(path))
-        part, place = folder.read("stacked"), torch.device("cpu" if device is None else device)
+        part, target = folder.read("stacked"), torch.device("cpu" if device is None else device)
         with reading(f"Run folder {where}: part 'stacked'"):
-            tensors = {name: tensor.to(place) for name, tensor in part.tensors.items()}
+            tensors = {name: tensor.to(target) for name, tensor in part.tensors.items()}
             own: dict[str, Any] = {name: decode(part.config[name], tensors) for name in (*_STORED, "scores", "fits")}
             kinds = {**hints(Stacked), "scores": list[tuple[str, float, float]], "fits": dict[str, str]}
             check_fields("Stacked", own, {name: kinds[name] for name in own})
             stored, names = own.pop("scores"), own.pop("fits")
             scores = tuple(Score(name, density, error, math.nan) for name, density, error in stored)
             sizes = own["columns"], own["outputs"]
-            fits = {name: load_fit(folder.read(k), *sizes, where, k, place) for name, k in names.items()}
+            fits = {name: load_fit(folder.read(k), *sizes, where, k, target) for name, k in names.items()}
             return cls(fits=fits, scores=scores, **own)
 
 
@@ -208,8 +208,8 @@ def fit_automatic(
     executor = executor or Sequential()
     parts = folds_of(count, plan.folds, labels=labels, seed=seed, **chosen)
     candidates = _candidates(rows, plan, mean, scale)
-    whole = sum(candidate.seconds for candidate in candidates) + REST
-    with bar("auto", whole, wanted=progress, in_seconds=True) as shown:
+    total_seconds = sum(candidate.seconds for candidate in candidates) + REST
+    with bar("auto", total_seconds, wanted=progress, in_seconds=True) as shown:
         trials = run_trials(rows, candidates, parts, plan, key, begin + RUNAWAY * seconds, executor, shown)
         if rows.classes:
             return _classes(rows, trials, executor)
@@ -236,8 +236,8 @@ def _rows(
         targets = targets.reshape(-1).long()
     else:
         classes, targets = 0, targets.reshape(len(targets), -1).double()  # small positive ones have a log
-    place = inputs.device if device is None else torch.device(device)
-    inputs, targets, weights = (tensor[kept].to(place) for tensor in (inputs.float(), targets, weights.float()))
+    target = inputs.device if device is None else torch.device(device)
+    inputs, targets, weights = (tensor[kept].to(target) for tensor in (inputs.float(), targets, weights.float()))
     return TableRows(inputs, targets, weights / weights.mean(), classes), kept.cpu()
 
 
@@ -348,11 +348,11 @@ def _sentence(
     """Return the sentence on what was chosen and why."""
     best = max(scores, key=lambda score: score.log_density)
     linear = next((score for score in scores if score.name == Linear.name), None)
-    said = [f"Stacked by the log density of {len(trials.scored)} held-out rows: {_listed(shares)}"]
+    sentences = [f"Stacked by the log density of {len(trials.scored)} held-out rows: {_listed(shares)}"]
     if pool:
-        said[0] += f" (the means are {_listed(pool)})"
+        sentences[0] += f" (the means are {_listed(pool)})"
     against = f"the best alone, {best.name}, has {best.log_density:.3f} +- {best.standard_error:.3f}"
     if linear is not None and linear is not best:
         against += f", the {linear.name} {linear.log_density:.3f}"
-    said.append(f"the mixture has {density:.3f} nats per row (more is better), {against}")
-    return "; ".join([*said, *trials.words]) + "."
+    sentences.append(f"the mixture has {density:.3f} nats per row (more is better), {against}")
+    return "; ".join([*sentences, *trials.words]) + "."

@@ -357,8 +357,8 @@ class Processes(Candidate):
         everything = torch.ones_like(kept).nonzero().squeeze(1)
         if plan.settled_by_fold or self.selected:
             return [*map(settled, tracked(trains, self.name, self.seconds))], partial(settled, everything, kept)
-        whole = settled(everything)
-        return [whole.on(train) for train in trains], partial(whole.on, kept)
+        process = settled(everything)
+        return [process.on(train) for train in trains], partial(process.on, kept)
 
     def _settled(
         self,

@@ -123,13 +123,13 @@ def finals(trials: Trials, names: Sequence[str], executor: Executor) -> dict[str
 def _predicted(rows: TableRows, fits: Sequence[Fitted], tests: Sequence[Tensor]) -> Any:
     """Return the predictions of the fits for the scored rows of their folds, concatenated."""
     if rows.classes:
-        whole: Any = torch.cat([fit.logits(rows.inputs[test]) for fit, test in zip(fits, tests, strict=True)], 1)
+        predictions: Any = torch.cat([fit.logits(rows.inputs[test]) for fit, test in zip(fits, tests, strict=True)], 1)
     else:
         each = [fit.moments(rows.inputs[test]) for fit, test in zip(fits, tests, strict=True)]
-        whole = Moments(*(torch.cat(column) for column in zip(*each, strict=True)))
-    if not all(bool(torch.isfinite(tensor).all()) for tensor in ([whole] if rows.classes else whole)):
+        predictions = Moments(*(torch.cat(column) for column in zip(*each, strict=True)))
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in ([predictions] if rows.classes else predictions)):
         raise PosterityError("it predicts numbers that are not finite")
-    return whole
+    return predictions
 
 
 def failure_message(name: str, error: Exception) -> str:

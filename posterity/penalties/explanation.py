@@ -254,13 +254,13 @@ def is_a_kl(constant: float, count: int, residual: float, *, fitted: bool = Fals
     """State that a penalty is a KL plus a constant for `count` members; to within the residual if fitted."""
     members = "at this width of the family" if count == 1 else f"at all {count} widths of the family alike"
     if fitted:
-        told = "its KL" if abs(constant) < 1e-6 else f"its KL plus the constant {constant:.4g}"
+        identity = "its KL" if abs(constant) < 1e-6 else f"its KL plus the constant {constant:.4g}"
         return (
-            f"To within {residual:.1g} the penalty is {told} to one prior, {members}. A fit cannot tell more: whether "
-            "there is one to the last digit is not known."
+            f"To within {residual:.1g} the penalty is {identity} to one prior, {members}. A fit cannot tell more: "
+            "whether there is one to the last digit is not known."
         )
-    told = "exactly its KL" if abs(constant) < 1e-6 else f"its KL plus the constant {constant:.4g}"
-    return f"The penalty is {told} to one prior, {members} (to {residual:.1g})."
+    identity = "exactly its KL" if abs(constant) < 1e-6 else f"its KL plus the constant {constant:.4g}"
+    return f"The penalty is {identity} to one prior, {members} (to {residual:.1g})."
 
 
 def _undecided(findings: Findings) -> tuple[str, str | None]:

@@ -265,8 +265,8 @@ class ConformalIntervals(Conformal):
         spreads = [_finite(self.score.spread(pred)) for pred in self._models(predictives)]
         centre, below, above = (torch.stack(parts) for parts in zip(*spreads, strict=True))  # (K, N, *event)
         if self._few(level):
-            whole = torch.full_like(centre[0], math.inf)
-            return -whole, whole
+            infinite = torch.full_like(centre[0], math.inf)
+            return -infinite, infinite
         rank = self.rank(level)
         if self.num_folds == 1:
             factor = self.scores.kthvalue(rank, dim=0).values.to(centre)  # (*event)

@@ -41,10 +41,10 @@ def sufficient(
     gain = network - linear
     gain = gain[torch.isfinite(gain)]
     mean, error = float(gain.mean()), float(gain.std()) / max(1, len(gain)) ** 0.5
-    said = f"its {how} NLL is {'lower' if mean > 0 else 'higher'} by {abs(mean):.3g}, standard error {error:.2g}"
+    comparison = f"its {how} NLL is {'lower' if mean > 0 else 'higher'} by {abs(mean):.3g}, standard error {error:.2g}"
     if mean > error:
-        return hidden, f"a network of {sizes} hidden units predicts better than a linear model ({said})."
-    return (), f"a linear model is taken, as a network of {sizes} hidden units is not surely better ({said})."
+        return hidden, f"a network of {sizes} hidden units predicts better than a linear model ({comparison})."
+    return (), f"a linear model is taken, as a network of {sizes} hidden units is not surely better ({comparison})."
 
 
 def _left_out(joint: Joint, rows: tuple[torch.Tensor, ...]) -> torch.Tensor:

@@ -259,11 +259,11 @@ def _bars(panel: "Axes", counts: Tensor, expected: float) -> None:
 def _title(panel: "Axes", name: str, draws: Tensor, letters: int) -> None:
     """Set the name with R-hat and ESS as the title, in red where chains disagree, in lines of at most `letters`."""
     ratio, size = float(rhat(draws)), float(bulk_ess(draws))
-    told = [] if math.isnan(ratio) else [f"R-hat {ratio:.3g}" if ratio > 1.1 else f"R-hat {ratio:.3f}"]
-    told += [] if math.isnan(size) else [f"ESS {size:,.0f}"]
+    numbers = [] if math.isnan(ratio) else [f"R-hat {ratio:.3g}" if ratio > 1.1 else f"R-hat {ratio:.3f}"]
+    numbers += [] if math.isnan(size) else [f"ESS {size:,.0f}"]
     short = name if len(name) <= letters else f"...{name[3 - letters :]}"
-    gap = "   " if len("   ".join([short, *told])) <= letters else "\n"
-    text = gap.join([short.replace("$", r"\$"), "   ".join(told)]).strip()
+    gap = "   " if len("   ".join([short, *numbers])) <= letters else "\n"
+    text = gap.join([short.replace("$", r"\$"), "   ".join(numbers)]).strip()
     panel.set_title(text, fontsize=9, loc="left", color=RED if ratio > RHAT else BLACK)
     panel.tick_params(labelsize=8)
 
@@ -271,8 +271,8 @@ def _title(panel: "Axes", name: str, draws: Tensor, letters: int) -> None:
 def _legend(figure: "Figure", colours: list[Any], divergent: bool) -> None:
     from matplotlib.lines import Line2D
 
-    told = range(len(colours)) if len(colours) <= FEW else (0, len(colours) - 1)
-    lines = [Line2D([], [], color=colours[index], linewidth=1.5, label=f"chain {index}") for index in told]
+    labelled = range(len(colours)) if len(colours) <= FEW else (0, len(colours) - 1)
+    lines = [Line2D([], [], color=colours[index], linewidth=1.5, label=f"chain {index}") for index in labelled]
     if len(colours) == 1:
         lines = []
     if divergent:

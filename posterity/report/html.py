@@ -40,13 +40,13 @@ def page(title: str, parts: Iterable[str], numbers: Mapping[str, Any] | None = N
     """
     style = _asset("page.css")
     policy = f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; style-src {_hash(style)}"
-    told, script = "it loads nothing and runs no scripts.", ""
+    promise, script = "it loads nothing and runs no scripts.", ""
     if numbers is not None:
         code = "(() => {\n'use strict';\n" + "\n".join(map(_asset, (*SCRIPTS, *(ASKS,) * asks))) + "})();\n"
         policy += f"; script-src {_hash(code)}" + "; connect-src 'self'" * asks
-        told = "it loads nothing, and the only script that it runs is its own."
+        promise = "it loads nothing, and the only script that it runs is its own."
         if asks:
-            told = "the only script that it runs is its own, and what is typed goes to the server of the page alone."
+            promise = "the only script that it runs is its own, and what is typed goes to the server of the page alone."
         # Escaping < keeps text in the numbers from ending the element or beginning another.
         text = json.dumps(numbers, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
         script = f'<script type="application/json" id="numbers">{text}</script>\n<script>{code}</script>\n'
@@ -64,7 +64,7 @@ def page(title: str, parts: Iterable[str], numbers: Mapping[str, Any] | None = N
 <main>
 {body}
 </main>
-<footer>This page holds all it shows; {told}</footer>
+<footer>This page holds all it shows; {promise}</footer>
 {script}</body>
 </html>
 """

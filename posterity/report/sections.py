@@ -54,8 +54,8 @@ def scores_table(
         else:
             cells += [_cell(row, key, row["word"] in best.get(key, ())) for key in scores]
             seconds = row.get("seconds")
-            told = "-" if seconds is None else number(seconds, 2) if seconds >= 0.01 else "under 0.01"
-            cells.append(f"<td>{'+' * bool(row.get('starts_from'))}{told}</td>")
+            text = "-" if seconds is None else number(seconds, 2) if seconds >= 0.01 else "under 0.01"
+            cells.append(f"<td>{'+' * bool(row.get('starts_from'))}{text}</td>")
         kind = ' class="baseline"' if row["is_baseline"] else ""
         body.append(f"<tr{kind}>{''.join(cells)}</tr>")
     lines = ["<table>", f"<thead><tr>{head}</tr></thead>", "<tbody>", *body, "</tbody>", "</table>"]
@@ -75,8 +75,8 @@ def _cell(row: Mapping[str, Any], key: str, is_best: bool) -> str:
 
 def meanings(scores: Iterable[str]) -> str:
     """Return the explanations of the scores, collapsed."""
-    told = "\n".join(paragraph(MEANINGS[key]) for key in scores if key in MEANINGS)
-    return f"<details>\n<summary>How to read these scores</summary>\n{told}\n</details>"
+    paragraphs = "\n".join(paragraph(MEANINGS[key]) for key in scores if key in MEANINGS)
+    return f"<details>\n<summary>How to read these scores</summary>\n{paragraphs}\n</details>"
 
 
 def methods_chooser(methods: Sequence[tuple[str, str]], shown: Sequence[str]) -> str:

@@ -39,8 +39,8 @@ def gathered(data: object) -> TensorData:
     counts = [int(count) for count in group.gathered(torch.tensor(own.size))]
     if not sum(counts):
         raise BadData("The data have no rows. Pass at least one in some process.")
-    whole = iter([_joined(group, tensor, counts) for tensor in batch_tensors(own)])
-    return TensorData(Batch(*own.map(lambda _: next(whole))[:3]))
+    joined = iter([_joined(group, tensor, counts) for tensor in batch_tensors(own)])
+    return TensorData(Batch(*own.map(lambda _: next(joined))[:3]))
 
 
 def _joined(group: TorchGroup, own: Tensor, counts: list[int]) -> Tensor:

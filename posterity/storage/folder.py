@@ -189,9 +189,9 @@ class RunFolder:
 
     def refuse(self, *owners: str) -> None:
         """Raise BadFolder if the folder belongs to one of these `OWNERS` (none: to any), whose parts must stay."""
-        there = self.parts() if self.exists() else ()
+        stored = self.parts() if self.exists() else ()
         for owner in owners or OWNERS:
-            if owner in there:
+            if owner in stored:
                 raise BadFolder(
                     f"Run folder {self._shown} holds {OWNERS[owner]}, which would be mixed with what is saved. "
                     "Save into another folder, or delete this one first."

@@ -71,8 +71,8 @@ def check_fields(what: str, values: Mapping[str, object], wanted: Mapping[str, A
     """Raise BadFolder unless each of these values is of the type that is wanted for its name."""
     for name, value in values.items():
         if name in wanted and not fits(value, wanted[name]):
-            said = getattr(wanted[name], "__name__", None) if get_args(wanted[name]) == () else None
-            raise BadFolder(f"{what}: {name!r} must be of type {said or wanted[name]}. Got {shown(value)}. {AGAIN}")
+            kind = getattr(wanted[name], "__name__", None) if get_args(wanted[name]) == () else None
+            raise BadFolder(f"{what}: {name!r} must be of type {kind or wanted[name]}. Got {shown(value)}. {AGAIN}")
 
 
 def check_names(what: str, got: Sequence[str], wanted: Sequence[str]) -> None:

@@ -40,8 +40,8 @@ class Curve:
 
     def mean_scale(self, axis: Tensor, low: float, high: float) -> float:
         """Mean standard deviation of f where low <= |x| <= high."""
-        there = (axis.abs() >= low) & (axis.abs() <= high)
-        return float(self.function_scale[there].mean())
+        inside = (axis.abs() >= low) & (axis.abs() <= high)
+        return float(self.function_scale[inside].mean())
 
 
 @dataclass(frozen=True, eq=False)

@@ -366,10 +366,10 @@ def run(settings: Settings, folder: Path, report: Report = silent) -> Study:
         done[result.cell] = result
         scores = result.scores
         if result.cell.part == EM:
-            said = f"NLL {scores['test_nll']:.4g}, prior {scores['prior_scale']:.3g}, noise {scores['noise_scale']:.3g}"
+            text = f"NLL {scores['test_nll']:.4g}, prior {scores['prior_scale']:.3g}, noise {scores['noise_scale']:.3g}"
         else:
-            said = f"best NLL {min(scores.values()):.4g}"
-        report(f"{count}/{len(missing)} {result.cell}: {said}, {result.seconds:.1f} s")
+            text = f"best NLL {min(scores.values()):.4g}"
+        report(f"{count}/{len(missing)} {result.cell}: {text}, {result.seconds:.1f} s")
     return Study(settings, tuple(done[cell] for cell in cells))
 
 

@@ -99,19 +99,19 @@ def all_labels(rows: int) -> Tensor:
 def linear_models(key: Key) -> dict[str, Model]:
     """Return the linear model with targets of three kinds; rows and inputs are drawn once."""
     design = key.fold("rows").normal((ROWS, INPUTS), torch.float64, "cpu")
-    places = key.fold("places").normal((PLACES, INPUTS), torch.float64, "cpu")
+    inputs = key.fold("places").normal((PLACES, INPUTS), torch.float64, "cpu")
     rows, new = torch.ones(ROWS, dtype=torch.float64), torch.ones(PLACES, dtype=torch.float64)
     # Grunwald and van Ommen: easy rows have x = 0 and no noise, so that the others have more than the mean of 1
     hard = (torch.arange(ROWS) >= EASY * ROWS).double()
     louder = 1.0 / (1.0 - EASY)
     return {
-        WELL: Linear("noise variance 1", design, rows, places, new),
-        CLEANER: Linear(f"noise variance {CLEAN:g}", design, CLEAN * rows, places, CLEAN * new),
+        WELL: Linear("noise variance 1", design, rows, inputs, new),
+        CLEANER: Linear(f"noise variance {CLEAN:g}", design, CLEAN * rows, inputs, CLEAN * new),
         NOISIER: Linear(
             f"{EASY:.0%} of rows easy, the others with variance {louder:g}",
             design * hard.unsqueeze(1),
             louder * hard,
-            places,
+            inputs,
             louder * new,
         ),
     }
@@ -120,15 +120,15 @@ def linear_models(key: Key) -> dict[str, Model]:
 def logistic_models() -> dict[str, Model]:
     """Return the logistic model with labels of three kinds."""
     design = torch.linspace(-REACH, REACH, LABELS, dtype=torch.float64, device="cpu")
-    places = torch.linspace(-REACH, REACH, 41, dtype=torch.float64, device="cpu")
+    inputs = torch.linspace(-REACH, REACH, 41, dtype=torch.float64, device="cpu")
     weights, _ = weight_grid()
 
     def made(name: str, power: float, flipped: float) -> Logistic:
         truths = [
             flipped + (1.0 - 2.0 * flipped) * torch.sigmoid(power * at.unsqueeze(1) * weights)
-            for at in (design, places)
+            for at in (design, inputs)
         ]
-        return Logistic(name, design, truths[0].clamp(1e-300, 1.0 - 1e-16), places, truths[1])
+        return Logistic(name, design, truths[0].clamp(1e-300, 1.0 - 1e-16), inputs, truths[1])
 
     return {
         WELL: made("one labeller", 1.0, 0.0),

@@ -239,9 +239,9 @@ def _told_below(axis: "Axes", theory: Row | None, low: float, right: bool) -> No
 
 def _pruned(rows: list[Row]) -> list[Row]:
     """Return the row with the best held-out accuracy among those that kept all filters, then those that lost some."""
-    whole = [row for row in rows if row.scores["filters_left"][0] == 1.0]
-    best = max(whole, key=lambda row: row.scores["held_out_accuracy"][0], default=None)
-    return [row for row in rows if row is best or row not in whole]
+    unpruned = [row for row in rows if row.scores["filters_left"][0] == 1.0]
+    best = max(unpruned, key=lambda row: row.scores["held_out_accuracy"][0], default=None)
+    return [row for row in rows if row is best or row not in unpruned]
 
 
 def _frame(levels: list[float]) -> tuple[float, float]:

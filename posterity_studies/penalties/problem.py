@@ -86,11 +86,11 @@ class Rows:
 
 def read(settings: Settings) -> Rows:
     """Read the images; raise BadData without the data set, ValueError if it has fewer images than the settings."""
-    whole = cifar10() if settings.data == "cifar-10" else mnist(name=settings.data)
-    count = round(len(whole.train) / 10) if settings.held_out is None else settings.held_out
-    train, held = split_rows(whole, rows=settings.rows, held_out=count, seed=settings.seed)
+    data = cifar10() if settings.data == "cifar-10" else mnist(name=settings.data)
+    count = round(len(data.train) / 10) if settings.held_out is None else settings.held_out
+    train, held = split_rows(data, rows=settings.rows, held_out=count, seed=settings.seed)
     assert held is not None
-    assert whole.classes is not None
+    assert data.classes is not None
     mean, scale = moments(train.inputs, "Use other data.")
     around = max(0, settings.architecture.side - train.inputs.shape[-1]) // 2
 
@@ -98,7 +98,7 @@ def read(settings: Settings) -> Rows:
         images = F.pad(labelled_data.inputs, (around,) * 4) if around else labelled_data.inputs
         return LabelledData(((images - mean) / scale).to(settings.device), labelled_data.targets.to(settings.device))
 
-    return Rows(part(train), part(held), part(whole.test), len(whole.classes))
+    return Rows(part(train), part(held), part(data.test), len(data.classes))
 
 
 @dataclass(frozen=True)

@@ -94,9 +94,9 @@ def _surface(model: nn.Module, inputs: Tensor, targets: Tensor) -> Surface:
 
 def _paths(joint: Joint, batch: Batch) -> Tensor:
     """Return gradient descents from the starts, with steps of at most `LONGEST`, (STEPS + 1, STARTS, 2)."""
-    places = [torch.tensor(STARTS, dtype=torch.float64, device="cpu")]
+    points = [torch.tensor(STARTS, dtype=torch.float64, device="cpu")]
     for _ in range(STEPS):
-        gradient = joint.value_and_grad(places[-1], batch, {})[1] / ROWS  # of log p(D, w)
+        gradient = joint.value_and_grad(points[-1], batch, {})[1] / ROWS  # of log p(D, w)
         length = STEP_SIZE * gradient.norm(dim=-1, keepdim=True)
-        places.append(places[-1] + STEP_SIZE * gradient * (LONGEST / length.clamp_min(LONGEST)))
-    return torch.stack(places)
+        points.append(points[-1] + STEP_SIZE * gradient * (LONGEST / length.clamp_min(LONGEST)))
+    return torch.stack(points)

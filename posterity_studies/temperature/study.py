@@ -207,8 +207,8 @@ class Study:
 
     def row(self, width: Width, eta: float) -> Row | None:
         """Return the row at a temperature, up to rounding."""
-        there = nearest(width.etas, eta)
-        return next((row for row in self.rows(width) if row.eta == there), None)
+        value = nearest(width.etas, eta)
+        return next((row for row in self.rows(width) if row.eta == value), None)
 
     def best(self, width: Width) -> Row | None:
         """Return the row with the lowest mean NLL on held-out training rows; None without held-out rows."""
@@ -294,12 +294,12 @@ def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | 
     rows = read(settings) if rows is None else rows
     fingerprint = as_data(rows.train.pair).fingerprint()
     held_out = 0 if rows.held_out is None else len(rows.held_out)
-    found = (settings, len(rows.train), held_out, rows.classes)
+    facts = (settings, len(rows.train), held_out, rows.classes)
     problems = [problem(width, rows, settings) for width in settings.all_widths]
     if settings.cold:
         chains = Runs(ColdCell, problems[0], folder, settings, report, fingerprint)
         sampled, lost = chains.results(chains.cells())
-        return ColdStudy(*found, problems[0].units, tuple(sampled), tuple(lost))
+        return ColdStudy(*facts, problems[0].units, tuple(sampled), tuple(lost))
     widths: list[Width] = []
     results: list[Result[Cell]] = []
     failed: list[Cell] = []
@@ -311,7 +311,7 @@ def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | 
         result, diverged = runs.results(runs.cells())
         results += result
         failed += diverged
-    return Study(*found, tuple(widths), tuple(results), tuple(failed))
+    return Study(*facts, tuple(widths), tuple(results), tuple(failed))
 
 
 def show(out: Any, study: Study | ColdStudy) -> None:

@@ -59,16 +59,16 @@ def described(fitted: Preprocessing) -> list[dict[str, str]]:
     for column in fitted.inputs:
         for name in column.features:
             if name == f"{column.name} missing":
-                said = "1 where the field is empty, else 0"
+                value = "1 where the field is empty, else 0"
             elif column.kind == "category":
-                said = f"1 where the {column.part or 'field'} is {name.removeprefix(f'{column.label}=')}, else 0"
+                value = f"1 where the {column.part or 'field'} is {name.removeprefix(f'{column.label}=')}, else 0"
             elif column.kind == "boolean":
-                said = f"1 where the field is {column.categories[1]}, else 0" if column.categories else "1 or 0"
+                value = f"1 where the field is {column.categories[1]}, else 0" if column.categories else "1 or 0"
             elif column.part:
-                said = f"the {column.part} of the date"
+                value = f"the {column.part} of the date"
             else:
-                said = "the number" + ", divided by 100" * (column.sign == "%") + ", nan where it is missing"
-            rows.append({"name": name, "column": column.name, "value": said})
+                value = "the number" + ", divided by 100" * (column.sign == "%") + ", nan where it is missing"
+            rows.append({"name": name, "column": column.name, "value": value})
     return rows
 
 

@@ -139,22 +139,22 @@ def importance_part(taken: Outcome | None, source: Source, figures: dict[str, An
         return ""
     rows = torch.linspace(0, len(test) - 1, min(len(test), PERMUTED), dtype=torch.float64).round().long()
     part = test.rows(rows.to(test.inputs.device))
-    found = column_importance(taken.posterior.predict, source.preprocessing, *part.pair)
-    names, rises, errors = ([row[key] for row in found] for key in ("column", "nll_rise", "standard_error"))
+    rows_of_columns = column_importance(taken.posterior.predict, source.preprocessing, *part.pair)
+    names, rises, errors = ([row[key] for row in rows_of_columns] for key in ("column", "nll_rise", "standard_error"))
     label = f"Rise of the NLL of {taken.label} when a column is permuted"
     figures["importance"] = bars(label, "rise of NLL, nats a row", names, rises, errors)
-    told = (
+    text = (
         f"By how much the NLL of {taken.label} rises on {len(rows):,} test rows when a column is shuffled among them: "
         "what its values are worth to this fit. Of two columns that say the same, each seems unimportant."
     )
-    return section("What the prediction rests on", paragraph(told), place("importance"))
+    return section("What the prediction rests on", paragraph(text), place("importance"))
 
 
 def curves_part(methods: Sequence[Outcome], figures: dict[str, Any]) -> dict[tuple[str, str], str]:
     """Return the curves of the loss of each stage, by method."""
     parts = {}
     for outcome in methods:
-        places = []
+        panels = []
         for stage, trace in outcome.traces.items():
             if "loss" not in trace or len(trace["loss"]) < 2:
                 continue
@@ -168,9 +168,9 @@ def curves_part(methods: Sequence[Outcome], figures: dict[str, Any]) -> dict[tup
             key, label = f"curve-{outcome.word}-{stage}", method_label(stage)
             whose = label if label == outcome.label else f"{label} for {outcome.label}"
             figures[key] = curves(f"Loss over the steps of {whose}", f"step of {label}", "loss", lines)
-            places.append(place(key, "panel"))
-        if places:
-            parts[outcome.word, outcome.label] = '<div class="panels">\n' + "\n".join(places) + "\n</div>"
+            panels.append(place(key, "panel"))
+        if panels:
+            parts[outcome.word, outcome.label] = '<div class="panels">\n' + "\n".join(panels) + "\n</div>"
     return parts
 
 
@@ -194,16 +194,16 @@ def chains_part(methods: Sequence[Outcome], source: Source, figures: dict[str, A
             for each in sorted(result.quantities, key=lambda each: each.of_network)
         ]
         heads = ["quantity", "numbers", "R-hat at most", "bulk ESS at least", "tail ESS at least", "MCSE / sd"]
-        told = (
+        text = (
             f"{result.num_chains} chains of {result.num_draws:,} draws. Wanted: R-hat at most 1.01, effective sizes of "
         )
-        told += f"{100 * result.num_chains:,} or more. Weights may swap places and change no output."
-        lines = [paragraph(told, "note"), warnings(result.warnings), table(f"Chains of {outcome.label}", heads, rows)]
-        places = []
+        text += f"{100 * result.num_chains:,} or more. Weights may swap places and change no output."
+        lines = [paragraph(text, "note"), warnings(result.warnings), table(f"Chains of {outcome.label}", heads, rows)]
+        panels = []
         for at, (name, draws) in enumerate(_traced(q, source, inputs).items()):
             figures[key := f"trace-{outcome.word}-{at}"] = traces(f"{name}, by chain", name, draws)
-            places.append(place(key, "panel"))
-        parts[outcome.word, outcome.label] = "\n".join([*lines, '<div class="panels">', *places, "</div>"])
+            panels.append(place(key, "panel"))
+        parts[outcome.word, outcome.label] = "\n".join([*lines, '<div class="panels">', *panels, "</div>"])
     return parts
 
 
@@ -212,18 +212,18 @@ def _traced(q: Samples, source: Source, inputs: Tensor) -> dict[str, Tensor]:
     rows = sorted({0, len(inputs) // 2, len(inputs) - 1})
     outputs = q.outputs(inputs[rows], q.num_chains * q.num_draws, Key(0)).detach().double().cpu()
     outputs = outputs.reshape(q.num_chains, q.num_draws, len(rows), -1)
-    found = {}
+    draws = {}
     for at, row in enumerate(rows):
         if source.data.classes is not None:
-            found[f"probability of {source.data.classes[-1]} at training row {row + 1}"] = outputs[:, :, at].softmax(
+            draws[f"probability of {source.data.classes[-1]} at training row {row + 1}"] = outputs[:, :, at].softmax(
                 -1
             )[..., -1]
         else:
-            found[f"output at training row {row + 1}"] = source.shift + source.scale * outputs[:, :, at, 0]
+            draws[f"output at training row {row + 1}"] = source.shift + source.scale * outputs[:, :, at, 0]
     density = q.statistics.get("log_density", q.statistics.get("energy"))
     if density is not None and density.dim() == 2:
-        found["log density" if "log_density" in q.statistics else "energy"] = density.detach().double().cpu()
-    return found
+        draws["log density" if "log_density" in q.statistics else "energy"] = density.detach().double().cpu()
+    return draws
 
 
 def fitted_part(methods: Sequence[Outcome], source: Source) -> dict[tuple[str, str], str]:

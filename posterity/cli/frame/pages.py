@@ -272,7 +272,7 @@ def _distance(subject: Subject, figures: dict[str, Any]) -> str:
     names = [name for name in blamed if name]
     counts = sorted(((names.count(name), name) for name in set(names)), reverse=True)[:10]
     rows = f"{len(names):,} of {len(blamed):,} rows ({share(len(names) / len(blamed))}) are"
-    told = (
+    text = (
         "A row is as far away as its farthest number is from the middle of the training rows; beyond 1 it lies "
         f"outside them by more than chance allows for about 1 % of rows like them. {rows} outside"
         + (", where a prediction is a guess of the model alone." if names else ".")
@@ -284,4 +284,4 @@ def _distance(subject: Subject, figures: dict[str, Any]) -> str:
     blame = table("Columns to blame", ["column", "rows"], [(name, f"{count:,}") for count, name in counts])
     far = int((away > 5.0).sum())
     note = paragraph(f"{far:,} rows are farther out than 5 and stand at 5.", "note") if far else ""
-    return section("Like the training rows?", paragraph(told), place("distance"), note, blame if counts else "")
+    return section("Like the training rows?", paragraph(text), place("distance"), note, blame if counts else "")

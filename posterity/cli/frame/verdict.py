@@ -110,8 +110,8 @@ def _paired(
     """
     difference = (worse.nll.double().cpu() - better.nll.double().cpu()).nan_to_num(0.0, math.inf, -math.inf)
     if rows is not None:
-        there = rows.to(targets.device)
-        difference, predictive, targets = difference[rows], predictive.rows(there), targets[there]
+        index = rows.to(targets.device)
+        difference, predictive, targets = difference[rows], predictive.rows(index), targets[index]
     return bootstrap(mean_over_rows(lambda pred, y: difference), predictive, targets, LEVEL)
 
 

@@ -143,8 +143,8 @@ class Guard:
             self._metrics.answered(path if path in self._paths else "other", status, seconds)
             if not self._quiet:
                 shown = path.encode("ascii", "backslashreplace").decode()[:200]
-                said = "".join(c if c.isprintable() else "?" for c in shown)
-                sys.stderr.write(f"{identity} {scope['method'][:10]} {said} {status} {1000 * seconds:.1f} ms\n")
+                printable = "".join(c if c.isprintable() else "?" for c in shown)
+                sys.stderr.write(f"{identity} {scope['method'][:10]} {printable} {status} {1000 * seconds:.1f} ms\n")
 
 
 async def _refuse(send: Send, status: int, sentence: str) -> None:

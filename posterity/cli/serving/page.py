@@ -117,8 +117,8 @@ def predict_schema(columns: Sequence[str]) -> dict[str, Any]:
         ]
     }
     content = {"application/json": {"schema": body}, "text/csv": {"schema": {"type": "string"}}}
-    said = {"error": {"type": "string"}, "rows": {"type": "array", "items": {"type": "object"}}}
-    wrong = {"content": {"application/json": {"schema": {"type": "object", "properties": said}}}}
+    properties = {"error": {"type": "string"}, "rows": {"type": "array", "items": {"type": "object"}}}
+    wrong = {"content": {"application/json": {"schema": {"type": "object", "properties": properties}}}}
     return {
         "requestBody": {"required": True, "content": content},
         "parameters": [{"name": "level", "in": "query", "required": False, "schema": level}],

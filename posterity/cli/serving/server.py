@@ -29,16 +29,16 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a socket bound to the address; raise a `UsageError` if that fails."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        place = socket.socket(family, kind, protocol)
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        place.bind(address)
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UsageError(f"Cannot listen at {host} port {port}: {reason}.", "give another --port, or --host.") from None
-    return place
+    return listener
 
 
-def run_server(app: Guard, place: socket.socket) -> None:
+def run_server(app: Guard, listener: socket.socket) -> None:
     """Serve until a signal; then answer accepted requests and refuse new ones. A second signal ends it at once."""
     config = uvicorn.Config(
         app,
@@ -60,10 +60,10 @@ def run_server(app: Guard, place: socket.socket) -> None:
     wakeup = signal.set_wakeup_fd(-1)  # the command line's own would end the process after a few seconds
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        server.run([place])
+        server.run([listener])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(wakeup)
-        place.close()
+        listener.close()
     log("stopped")

@@ -200,12 +200,12 @@ def _conformal(run: Path, opened: "Run", source: "Source", level: float) -> dict
     def scored(rows: "Tensor") -> Any:
         return bootstrap(mean_over_rows(lambda pred, y: rows), predictives[0], targets)
 
-    found = {name: scored(rows) for name, rows in scores.items()}
+    intervals = {name: scored(rows) for name, rows in scores.items()}
     return {
         "level": level,
         "guarantee": conformal.guarantee(level),
-        "scores": {name: score.value for name, score in found.items()},
-        "intervals": {name: [score.lower, score.upper] for name, score in found.items()},
+        "scores": {name: score.value for name, score in intervals.items()},
+        "intervals": {name: [score.lower, score.upper] for name, score in intervals.items()},
     }
 
 

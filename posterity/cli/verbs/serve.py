@@ -85,7 +85,7 @@ def serve(run: o.Run, wanted: ServeOptions, quiet: o.Quiet = False) -> None:
     access = Access(frozenset({*LOOPBACK, wanted.host, *wanted.allow_host}), token)
     with one_thread():
         app = make_app(run, opened, access, limits, quiet=quiet)
-        place = listen(wanted.host, wanted.port)
+        listener = listen(wanted.host, wanted.port)
         name = f"[{wanted.host}]" if ":" in wanted.host else wanted.host
-        log(f"serving {run} at http://{name}:{place.getsockname()[1]}/ (Ctrl-C ends it)", quiet=quiet)
-        run_server(app, place)
+        log(f"serving {run} at http://{name}:{listener.getsockname()[1]}/ (Ctrl-C ends it)", quiet=quiet)
+        run_server(app, listener)

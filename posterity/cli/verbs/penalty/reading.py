@@ -239,18 +239,18 @@ class Reading:
 
     def _numbers(self) -> str:
         verdict = self.verdict
-        told = "yes" if verdict.satisfies_star else "no" if verdict.decided else "not known"
+        text = "yes" if verdict.satisfies_star else "no" if verdict.decided else "not known"
         if verdict.satisfies_star and verdict.fitted:
-            told += f", to within {verdict.residual:.1g}"
-        told = f"r = KL + K for one prior: {told}"
+            text += f", to within {verdict.residual:.1g}"
+        text = f"r = KL + K for one prior: {text}"
         if math.isfinite(verdict.K):
             kappa = f"{verdict.kappa:.6g}" if 0.0 < verdict.kappa < math.inf else f"exp({-verdict.K:.6g})"
-            told += f"; kappa {kappa}, K {verdict.K:.6g}"
+            text += f"; kappa {kappa}, K {verdict.K:.6g}"
         elif math.isinf(verdict.kappa):
-            told += "; kappa infinite"
+            text += "; kappa infinite"
         if math.isfinite(verdict.residual):
-            told += f", residual {verdict.residual:.2g}, noise amplification {verdict.noise_amplification:.2g}"
-        return f"{told}; route: {verdict.route}"
+            text += f", residual {verdict.residual:.2g}, noise amplification {verdict.noise_amplification:.2g}"
+        return f"{text}; route: {verdict.route}"
 
     def variance(self, prior: Prior) -> float:
         """The variance of one weight of a tensor of this shape."""
