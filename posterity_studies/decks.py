@@ -72,7 +72,7 @@ def find_deck(which: str) -> Deck:
 
 
 def run_command(name: str, folder: Path) -> str:
-    """Run a command of the index with its figures in a folder, and return what it prints."""
+    """Run a command of the index with its figures in a folder, and return its output."""
     from posterity.cli.main import app
 
     words = shlex.split(topics().commands[name])[1:]

@@ -10,7 +10,7 @@ A study is a package in this folder, found by its name:
   begins, and those of the figures: the bar with the remaining time goes by them. Other studies show bars of their own.
 - `study.show(console, study)` prints tables of it, `figures.draw(study, folder)` draws it and names the files.
 - `study.read(settings)`, if there is one, reads the data and raises ValueError at settings that do not suit them; `run`
-  takes what it gives as a fourth argument.
+  takes its result as a fourth argument.
 """
 
 import io

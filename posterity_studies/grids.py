@@ -29,7 +29,7 @@ def log_grid(low: float, high: float, count: int) -> tuple[float, ...]:
 
 
 def half_power(value: float) -> float:
-    """Return the half power of ten whose logarithm is nearest to that of a positive number.
+    """Return the half power of ten nearest to a positive number on a log scale.
 
     >>> half_power(0.02), half_power(0.8)
     (0.0316227766017, 1.0)

@@ -191,7 +191,7 @@ def _spaced(text: str, parse: _Parse) -> Iterator[tuple[list[str], int]]:
 
 
 def problem(text: str, separators: Sequence[str]) -> str:
-    """Return why a text is no table under any of these separators: by the one under which most records fit."""
+    """Return why a text is no table under any of these separators, for the separator that fits most records."""
     parses = [(_parsed(text, separator), separator) for separator in separators]
     parse, separator = max(parses, key=lambda pair: pair[0].share)
     if parse.problem:

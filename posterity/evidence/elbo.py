@@ -31,7 +31,7 @@ def whole(joint: Problem, data: object) -> Data:
     """Return all data of the problem, checked, on its device; raise BadData if they do not suit it."""
     rows = data_of(joint, data).to(joint.device)
     if isinstance(rows, TensorData) and rows.rows.per_member:
-        raise BadData("The evidence is that of one data set. Pass the rows of one member, without a member axis.")
+        raise BadData("The evidence belongs to one data set. Pass the rows of one member, without a member axis.")
     return joint.checked(rows)
 
 

@@ -25,7 +25,7 @@ class Stacking:
     """Weights of a stacked mixture, and its scores on the held-out rows.
 
     - `weights` (K,) sum to 1; components of weight 0 may be left out.
-    - `log_density` is that of the mixture, and `single` (K,) of each component, in nats per row.
+    - `log_density` of the mixture, and `single` (K,) of each component, are held-out means in nats per row.
     - `gap` bounds how far the log density, with pseudo-rows, lies below the largest that any weights allow
       (under the guard, if one was asked for), before small weights were dropped.
     - `squared_error` of the mixture's mean and the `limit` of the guard, in units of the targets' variance; None

@@ -334,7 +334,7 @@ def gibbs_negative_log_likelihood(pred: Predictive, y: Tensor) -> Tensor:
 
 
 def _with_target(values: Tensor, seen: Tensor) -> Tensor:
-    """Values of rows (N,), without those of rows that are wholly missing."""
+    """Return the values (N,) of rows with at least one target."""
     observed = seen.reshape(len(seen), -1).any(1)
     return values if bool(observed.all()) else values[observed]
 

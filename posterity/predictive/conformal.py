@@ -243,7 +243,7 @@ class ConformalIntervals(Conformal):
         together: bool = False,
         order: Order = "random",
     ) -> "ConformalIntervals":
-        """Score calibration rows: one predictive and its targets, or those of each fold at the rows it left out.
+        """Score calibration rows: one predictive and its targets, or a predictive of each fold's left-out rows.
 
         Without a `score` it is `Studentised`, or `Residual` where a standard deviation is 0 or not finite, which is
         logged.

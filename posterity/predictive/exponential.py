@@ -24,7 +24,7 @@ class ExponentialPredictive(Predictive):
     **Limit**: `base` must be normal or an equal mixture of normals, each of which counts as a draw. Mean and variance
     grow as the exponential of a variance: where z is uncertain they are far above the median, `quantile(0.5)`.
 
-    **Cost**: that of `base`.
+    **Cost**: as `base`.
 
     **References**: Johnson, Kotz and Balakrishnan (1994), Continuous univariate distributions, chapter 14.
 

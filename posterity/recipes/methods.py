@@ -155,7 +155,7 @@ def _natural_gradient(settings: Settings, joint: "Joint") -> "Method":
 
 
 def _given(settings: Settings, *names: str) -> dict[str, Any]:
-    """Return those of the named settings that the user gave; the method chooses the others."""
+    """Return the named settings that the user gave; the method chooses the others."""
     usual = Settings()
     return {name: getattr(settings, name) for name in names if getattr(settings, name) != getattr(usual, name)}
 

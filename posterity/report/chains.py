@@ -95,7 +95,7 @@ def rank_plot(q: Draws, names: Sequence[str] | None = None, bins: int = 20) -> "
             panel.locator_params(axis="y", integer=True)
         _title(panel, name, draws, letters=44)
         first, last = panel.set_xticks([-0.5, bins - 0.5], ["1", f"{chains * length:,}"])
-        first.label1.set_horizontalalignment("left")  # beside those of the next panel
+        first.label1.set_horizontalalignment("left")  # labels of neighbouring panels must not overlap
         last.label1.set_horizontalalignment("right")
     for index, panel in enumerate(axes):
         if index >= len(chosen):

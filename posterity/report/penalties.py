@@ -160,7 +160,7 @@ def _draw_penalty(
 
 def _legend_below(figure: "Figure", panel: "Axes") -> None:
     """Draw a legend of the lines of a panel below the figure."""
-    lines = [line for line in panel.get_lines() if not str(line.get_label()).startswith("_")]  # not those of error bars
+    lines = [line for line in panel.get_lines() if not str(line.get_label()).startswith("_")]  # no error bars
     labels = [str(line.get_label()) for line in lines]
     figure.legend(lines, labels, loc="outside lower center", ncols=len(lines), frameon=False, fontsize=9)
 

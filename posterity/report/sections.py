@@ -41,8 +41,8 @@ def scores_table(
 ) -> str:
     """Return the table of scores of baselines and methods with their intervals; `best` names the best rows by score.
 
-    `scores` has headings by key. A row has the keys word, label, is_baseline, failed, reason, those of its scores,
-    intervals, seconds, and starts_from.
+    `scores` has headings by key. A row has the keys word, label, is_baseline, failed, reason, intervals, seconds and
+    starts_from, and the keys of its scores.
     """
     headings = ["method", *scores.values(), "seconds"]
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
@@ -222,7 +222,7 @@ def _field(name: str, field: Field) -> str:
 
 
 def by_method(heading: str, about: str, parts: Mapping[tuple[str, str], str]) -> str:
-    """Return a section with a part for each method (word, label); the script shows those of checked methods.
+    """Return a section with a part for each method (word, label); the script shows the parts of checked methods.
 
     Only the first part is expanded initially.
     """

@@ -98,7 +98,7 @@ class TorchGroup(Group):
         return f"{self._errors} {rank}"
 
     def _said(self, rank: int) -> tuple[int, bool, str]:
-        """The calls of a process before its error, whether that is the loss of another one, and what it says."""
+        """Return the calls of a process before its error, whether it lost another process, and its message."""
         calls, lost, text = json.loads(self._store.get(self._place(rank)))
         return calls, lost, text
 
@@ -182,7 +182,7 @@ class TorchGroup(Group):
         return torch.cat(self.gathered(mine))[:length].to(device)
 
     def _added(self, sent: list[Tensor]) -> Tensor:
-        """Return the sum of the branches of all processes: `sent[r]` (branches, L) has those of process r first."""
+        """Return the sum of the branches of all processes; `sent[r]` (branches, L) begins with those of process r."""
         known: dict[Node, list[Tensor]] = {}
         for nodes, rows in zip(self._branches, sent, strict=True):
             known.update((node, [row]) for node, row in zip(nodes, rows, strict=False))

@@ -28,7 +28,7 @@ POINTS = 281
 
 @dataclass(frozen=True)
 class Failure:
-    """The `distance` |m| / s below which the exact divergence falls with |m| although that of training rises.
+    """The `distance` |m| / s below which the exact divergence falls with |m| although the divergence of training rises.
 
     `within_a_percent` is the distance beyond which its slope is right to one per cent.
     """

@@ -162,7 +162,7 @@ def grid_key(row: int, column: int) -> str:
 def fit_em(split: Split, method: str, settings: Settings) -> Scores:
     """Run variational EM; return its noise, its prior scale (geometric mean over the weights), and scores.
 
-    "bound" is that of the last round in nats for each training row: the log evidence of Laplace, or the ELBO.
+    "bound" is the bound of the last round, in nats per training row: Laplace's log evidence, or the ELBO.
     """
     recipe = RECIPES[method]
     seed = settings.key(split.data_set, split.index).seed

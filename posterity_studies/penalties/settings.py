@@ -106,7 +106,7 @@ class Settings:
     def __post_init__(self) -> None:
         o.check(self)
         if self.lambdas and "usual" not in self.setups:
-            raise ValueError("--lambdas are those of the setup 'usual', which is not asked for. Use --ratios.")
+            raise ValueError("--lambdas is for the setup 'usual', which is not asked for. Use --ratios.")
         if self.search_epochs is not None and self.search_epochs >= self.actual_epochs:
             raise ValueError(
                 f"--search-epochs must be fewer than the {self.actual_epochs} of --epochs. Got {self.search_epochs}."

@@ -42,7 +42,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result for a posterior: each number is that of its worst parameter.
+    """The result for a posterior: each number is for its worst parameter.
 
     `mean_errors` and `sd_errors` are distances from the reference in combined standard errors; `ess` is the smaller
     one of bulk and tail; `divergent` is the fraction of transitions.

@@ -24,9 +24,9 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """The surfaces by model, the methods on that of the network, and functions of the network at inputs `x` (N,).
+    """The surfaces by model, the methods on the network's surface, and functions of the network at inputs `x` (N,).
 
-    `functions` (2, N) are those of the modes, and `mean` and `scale` (N,) the moments of f under the exact posterior.
+    `functions` (2, N) belong to the modes, and `mean` and `scale` (N,) the moments of f under the exact posterior.
     """
 
     seed: int

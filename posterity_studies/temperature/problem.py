@@ -85,7 +85,7 @@ def describe_foreign(name: str, foreign: str) -> str:
 
 
 def cell_file(folder: Path, width: int | None, setting: str, seed: int) -> Path:
-    """Return the file of a fit, in folders by width and by setting, one for each seed."""
+    """Return the file of a fit, in folders by width and by setting, with a file for each seed."""
     return folder / ("network" if width is None else f"width-{width}") / setting / f"seed-{seed}.json"
 
 

@@ -235,7 +235,7 @@ CLEARLY = 0.1  # smallest difference in AUROC that is reported
 def elsewhere(taken: str, results: Mapping[str, Mapping[str, float]]) -> str:
     """Return a sentence if a method detects foreign inputs clearly better than `taken`, or `taken` better than MAP.
 
-    `results` are those of `far_away` by label. Scores at test rows do not show this, as these come from where the
+    `results` has the results of `far_away` by label. Scores at test rows do not show this, as these come from where the
     training rows do.
     """
     if taken not in results:

@@ -165,7 +165,7 @@ def training_rows(settings: Settings, data: DataSet) -> tuple[torch.Tensor, ...]
 
 
 def stage_joint(stage: str, task: Task) -> Joint:
-    """Return the joint of a stage: that of the task, tempered where mean-field weighs its KL."""
+    """Return the joint of a stage: the task's own, tempered where mean-field weighs its KL."""
     eta = kl_weight(stage, task)
     return task.joint if eta is None else replace(task.joint, tempering=Tempering.tempered(eta))
 

@@ -47,7 +47,7 @@ class Model:
             self._module = run.posterior.predictor()
 
     def predict(self, inputs: torch.Tensor) -> Predictive:
-        """Return the predictive at encoded inputs (N, D), the same as that of `posterity predict`."""
+        """Return the predictive at encoded inputs (N, D), the same as `posterity predict` uses."""
         if self._module is not None:
             known: Predictive | None = self._module.predictive(inputs.to(self.run.posterior.joint.device))  # type: ignore[union-attr]
             if known is not None:

@@ -75,7 +75,7 @@ def evaluate(
 ) -> None:
     """Score the posterior in RUN on rows whose targets are known, each score with its 95 % bootstrap interval.
 
-    Says how many of the rows were fitted, and what it gains to leave the least sure rows unanswered.
+    Also tells how many of the rows were fitted, and the risk where the least certain rows are left unanswered.
     """
     from posterity.cli.frame.columns import scores_and_intervals
     from posterity.cli.frame.folders import find_rows, find_run
