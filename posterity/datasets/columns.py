@@ -92,7 +92,7 @@ class Column:
 
     @property
     def place(self) -> str:
-        """What `lines` count."""
+        """The unit that `lines` count, for messages."""
         return "line" if self.source == "text" else "row"
 
     def option(self, word: str) -> str:

@@ -119,7 +119,7 @@ class Importance:
 
     @property
     def draws(self) -> int:
-        """S."""
+        """Number S of draws."""
         return len(self.log_weights)
 
     @property

@@ -104,7 +104,7 @@ def _costs(costs: Any, classes: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RiskCoverage:
-    """What abstaining gains: `risk` (N,) among the surest rows that are answered, by their share `coverage` (N,).
+    """The gain by abstaining: `risk` (N,) among the most certain rows, by their share `coverage` (N,).
 
     Of labels at positions N counts labels. The risk is the error rate of classes, or the root mean squared error.
     """

@@ -18,7 +18,7 @@ Route = Literal["catalogue", "polynomial", "trigonometric", "spline", "fourier"]
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """Whether a penalty r_nu(mu) is KL(beta_{mu,nu} || alpha) + K for one prior alpha, and for which.
+    """The verdict whether a penalty r_nu(mu) is KL(beta_{mu,nu} || alpha) + K for one prior alpha, with that prior.
 
     `satisfies_star`: there is such a prior (by the routes "spline" and "fourier", which fit: to within `residual`).
     `kappa`: the integral of exp(A), inf where it diverges, nan where there is no one A; `K` = -log kappa, which is

@@ -355,7 +355,7 @@ class ConformalSets(Conformal):
     def sets(
         self, predictives: Predictive | Sequence[Predictive], level: float = 0.9, key: Key | None = None
     ) -> Tensor:
-        """Which classes are in the set of each label, (N, C, *positions) bool, from the predictives of fold models."""
+        """Return the sets of classes as booleans (N, C, *positions), from the predictives of fold models."""
         models = self._models(predictives)
         probs = models[0].probs
         if self._few(level):

@@ -209,7 +209,7 @@ class Calibration:
 
     @property
     def replicates(self) -> int:
-        """R."""
+        """Number R of replicates."""
         return len(next(iter(self.ranks.values())))
 
     @property

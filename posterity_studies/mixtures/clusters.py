@@ -32,12 +32,12 @@ class Starts:
 
     @property
     def worst(self) -> float:
-        """The lowest."""
+        """The lowest log-likelihood."""
         return min(self.ends)
 
     @property
     def middle(self) -> float:
-        """The median."""
+        """The median log-likelihood."""
         return median(self.ends)
 
     def share_at(self, best: float) -> float:

@@ -142,7 +142,7 @@ class Problem:
 
     @property
     def num_data(self) -> int:
-        """n."""
+        """Number n of training rows."""
         return len(self.rows.train)
 
     def ratios(self, setup: str, settings: Settings) -> tuple[float, ...]:

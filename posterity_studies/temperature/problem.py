@@ -234,7 +234,7 @@ class Problem:
 
     @property
     def num_data(self) -> int:
-        """p."""
+        """Number p of training rows."""
         return len(self.rows.train)
 
     def tau(self, eta: float) -> float:

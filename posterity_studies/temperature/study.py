@@ -53,7 +53,7 @@ class Cell:
 
     @property
     def temperature(self) -> float:
-        """eta."""
+        """The temperature eta."""
         return self.eta
 
     def __str__(self) -> str:
