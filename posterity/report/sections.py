@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from posterity.report.html import facts, paragraph, section, wide
 from posterity.report.numbers import number, with_ends
 
+MOST_CONFUSED = 12  # most classes of a confusion matrix
 MEANINGS = {
     "test_nll": "NLL, the negative log-likelihood, is how surprised the method was by the test rows: it grows when a "
     "wrong answer was held for sure, and when a right one was doubted. Less is better, and a difference of 0.1 means "
@@ -140,7 +141,7 @@ def numbers_sections(levels: Sequence[float], level: float, of_rows: str, *, has
     ]  # fmt: skip
 
 
-def class_sections(classes: Sequence[str], of_rows: str, *, has_map: bool, most_confused: int = 12) -> list[str]:
+def class_sections(classes: Sequence[str], of_rows: str, *, has_map: bool) -> list[str]:
     """Return the sections for classes: calibration with a temperature, decisions, and confusion."""
     parts = [
         section(
@@ -171,7 +172,7 @@ def class_sections(classes: Sequence[str], of_rows: str, *, has_map: bool, most_
                 place("costs"),
             )
         )  # fmt: skip
-    if len(classes) <= most_confused:
+    if len(classes) <= MOST_CONFUSED:
         parts.append(
             section(
                 "What is taken for what",
