@@ -184,11 +184,10 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         for name, blocks in by.items():
             if blocks is not None:  # folds hold whole groups, and in time order the earliest rows are in no fold
                 count = min(count, len(np.unique(blocks)) - (name == "times"))
-        parts = folds_of(
-            len(used), count, seed=self.seed_, **by
-        )  # not stratified: rows of stratified folds are not exchangeable
+        # Folds are not stratified: rows of stratified folds are not exchangeable.
+        parts = folds_of(len(used), count, seed=self.seed_, **by)[-1 if self.conformal == "split" else 0 :]
         models: list[Self] = []
-        for part in parts[-1:] if self.conformal == "split" else parts:
+        for part in parts:
             seen = np.zeros_like(weights)
             seen[used[part.train.numpy()]] = weights[used[part.train.numpy()]]
             model: Any = clone(self)
@@ -201,7 +200,7 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         else:
             self._fit(as_rows(X), targets, weights, given)
             self.fold_models_ = models
-        tests = [used[part.test.numpy()] for part in (parts[-1:] if self.conformal == "split" else parts)]
+        tests = [used[part.test.numpy()] for part in parts]
         predictives = [model._predict(as_rows(X), test) for model, test in zip(models, tests, strict=True)]
         order: Order = "group" if by["groups"] is not None else "time" if by["times"] is not None else "random"
         self.conformal_ = self._calibrated(predictives, [targets[test] for test in tests], order)

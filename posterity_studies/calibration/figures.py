@@ -24,7 +24,7 @@ WIDEST = 5  # panels beside each other
 
 
 def draw(study: Study, folder: Path) -> list[str]:
-    """Draw every figure of the study into the folder, and give the names of the files."""
+    """Draw the figures of the study into the folder; return the names of the files."""
     head = study.rows[0].found
     widest = band_width(head.replicates, head.draws)
     share = f"{LEVEL:.0%}".replace("%", " %")

@@ -67,7 +67,7 @@ class Study:
     rows: tuple[Row, ...]
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         return {
             "seed": self.seed,
             "threshold": THRESHOLD,

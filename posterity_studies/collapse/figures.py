@@ -26,7 +26,7 @@ RESOLVED = 1e-10  # nats: below it the distance from the optimum is rounding
 
 
 def draw(study: Study, folder: Path) -> list[str]:
-    """Draw every figure of the study into the folder, and give the names of the files."""
+    """Draw the figures of the study into the folder; return the names of the files."""
     figures = {
         "kl.png": kl,
         "gap.png": gap,

@@ -49,7 +49,7 @@ class Study:
         return max(float(((case.elbo - case.functional) / case.functional.abs().clamp_min(1.0)).max()) for case in both)
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         problem = self.rectified.case.problem
         return {
             "seed": self.seed,
@@ -83,7 +83,7 @@ PARTS = (0.2, 1.0, 1.9, 0.4, 3.0, 0.5, 1.0, 3.5)
 
 
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
-    """Run the study; the seed fixes everything random."""
+    """Run the study; the seed determines all random numbers."""
     key = Key(settings.seed)
     made = optima.rectified(key), optima.odd(key), optima.classes(key)
     at_one = []

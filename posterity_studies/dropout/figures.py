@@ -15,7 +15,7 @@ COLOURS = (BLUE, SKY, ORANGE, RED)
 
 
 def draw(study: Study, folder: Path) -> list[str]:
-    """Draw every figure of the study into the folder, and give the names of the files."""
+    """Draw the figures of the study into the folder; return the names of the files."""
     figures = {
         "regression.png": _regression,
         "moons.png": _moons,

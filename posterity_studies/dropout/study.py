@@ -32,7 +32,7 @@ class Study:
     training: dict[str, Losses]
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         return {
             "seed": self.seed,
             "regression": self._regression(),
@@ -125,7 +125,7 @@ PARTS = (9.0, 2.3, 0.7, 1.3, 1.4)
 
 
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
-    """Run the study; the seed fixes everything random."""
+    """Run the study; the seed determines all random numbers."""
     seed = settings.seed
     report("a curve")
     curve = regression(seed)

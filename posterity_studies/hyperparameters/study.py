@@ -335,7 +335,7 @@ class Study:
         return [comparison.note() for comparison in self.comparisons]
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         return {
             "settings": self.settings.config(),
             "prior_scales": list(PRIOR_SCALES),
@@ -349,7 +349,7 @@ class Study:
 def run(settings: Settings, folder: Path, report: Report = silent) -> Study:
     """Run the study, or the part of it that `folder` does not hold yet.
 
-    `report` is told a line about each fit. Results that were made with other settings are refused.
+    `report` gets a line about each fit. Results that were made with other settings are refused.
     """
     cells = [
         Cell(name, method, split, part)

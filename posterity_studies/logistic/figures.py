@@ -35,7 +35,7 @@ FINE = 161  # points along each side of a refined map
 
 
 def draw(study: Study, folder: Path) -> list[str]:
-    """Draw every figure of the study into the folder, and give the names of the files."""
+    """Draw the figures of the study into the folder; return the names of the files."""
     figures = {
         "maps.png": _maps,
         "rays.png": _rays,

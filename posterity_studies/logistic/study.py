@@ -136,7 +136,7 @@ class Study:
         return {**claims(self.comparison), **self.bias.claims()}
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         exact_map = self.maps["Exact posterior"]
         laplace = self.regression.laplace
         return {
@@ -211,7 +211,7 @@ PARTS = (2.9, 19.4, 10.1, 3.9)
 
 
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
-    """Run the study; the seed fixes everything random."""
+    """Run the study; the seed determines all random numbers."""
     chains, length, seed = settings.chains, settings.draws, settings.seed
     report("Gaussian fits")
     regression = binary()

@@ -363,7 +363,7 @@ def _scales(panel: "Axes", result: Priors) -> None:
 
 
 def draw(study: Study, folder: Path) -> list[str]:
-    """Draw every figure of the study into the folder, and give the names of the files."""
+    """Draw the figures of the study into the folder; return the names of the files."""
     figures = {
         "points.png": points,
         "responsibilities.png": responsibilities,

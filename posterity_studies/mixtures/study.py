@@ -52,7 +52,7 @@ class Study:
         }
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         return {
             "seed": self.seed,
             "example": {
@@ -132,7 +132,7 @@ PARTS = (0.1, 0.2, 2.3, 4.4, 5.1, 1.7)
 
 
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
-    """Run the study; the seed fixes everything random."""
+    """Run the study; the seed determines all random numbers."""
     key = Key(settings.seed)
     report("EM in one dimension")
     data = example.sample(example.COUNT, example.TRUTH, key.fold("points"))

@@ -18,7 +18,7 @@ SHOWN = ("test_nll", "calibration_error", "entropy_on_the_data", "entropy_on_the
 
 
 def draw(study: Study, folder: Path) -> list[str]:
-    """Draw every figure of the study into the folder, and give the names of the files."""
+    """Draw the figures of the study into the folder; return the names of the files."""
     return draw_all({"entropy.png": _entropy, "probability.png": _probability, "scores.png": _scores}, study, folder)
 
 

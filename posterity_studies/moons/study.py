@@ -61,7 +61,7 @@ class Study:
         }
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         methods = moon_fits.methods()
         return {
             "seeds": list(self.seeds),

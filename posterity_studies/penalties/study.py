@@ -172,7 +172,7 @@ class Study:
         return [fit for index, row in enumerate(rows) if row not in rows[:index] for fit in self.fits(row)]
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         settings = self.settings
         sparsest = [row for part in self.parts if (row := self.sparsest(part.penalty)) is not None]
         rows = [row for part in self.parts for setup in settings.setups for row in self.rows(part.penalty, setup)]
@@ -220,7 +220,7 @@ class Study:
 
 
 def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | None = None) -> Study:
-    """Run the study, or the part of it that `folder` does not hold yet; `report` is told a line about each fit.
+    """Run the study, or the part of it that `folder` does not hold yet; `report` gets a line about each fit.
 
     `rows` are what `read` gives, which is called without them. Lambdas, setups and seeds of a penalty and step size
     train together, as members, in groups for which there is memory, or in so many that `settings.jobs` processes have

@@ -77,7 +77,7 @@ class Study:
     comparisons: tuple[Comparison, ...]
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         rows = [{**asdict(comparison), "good": comparison.good} for comparison in self.comparisons]
         limits = {"mean_errors": MEAN_ERRORS, "sd_errors": SD_ERRORS, "rhat": RHAT, "ess": ESS, "divergent": DIVERGENT}
         settings = {"seed": self.seed, "chains": self.chains, "warmup": self.warmup, "draws": self.draws}
@@ -146,7 +146,7 @@ def _worst(distance: Tensor, first: Tensor, other: Tensor) -> float:
 
 
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
-    """Run the study; the seed fixes everything random."""
+    """Run the study; the seed determines all random numbers."""
     rows = []
     for name, form in tracked(FORMS, "posteriors"):
         rows.append(compared(name, form, settings.seed, CHAINS, WARMUP, DRAWS))

@@ -20,7 +20,7 @@ SHARES = (0.9, 0.5)  # shares of the mass inside the level lines of a density
 
 
 def draw(study: Study, folder: Path) -> list[str]:
-    """Draw every figure of the study into the folder, and give the names of the files."""
+    """Draw the figures of the study into the folder; return the names of the files."""
     return draw_all({"surface.png": _surface, "two_modes.png": _two_modes}, study, folder)
 
 

@@ -63,7 +63,7 @@ class Study:
         }
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         return {
             "seed": self.seed,
             "rows": problem.ROWS,
@@ -102,7 +102,7 @@ PARTS = (0.3, 2.6, 0.6)
 
 
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
-    """Run the study; the seed fixes everything random."""
+    """Run the study; the seed determines all random numbers."""
     report("potentials of a line and of a network")
     made = surfaces(Key(settings.seed).fold("rows"))
     report("methods on two modes")

@@ -109,7 +109,7 @@ class ColdStudy:
         return lines + [f"{cell}: diverged, no result" for cell in self.failed]
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         return {
             **described(self),
             "units": self.units,

@@ -22,7 +22,7 @@ NETWORKS = ("one-hidden", "mlp", "lenet", "resnet-20")
 METHODS = ("bayes-by-backprop", "ivon", "sghmc")
 PIXELS = ("raw", "standard")
 DTYPES = ("float32", "float64")
-LEAST_STEPS = 2000  # default length of a fit
+LEAST_STEPS = 2000  # least steps of a fit without a given length
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,7 @@ class Study:
         return lines
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         spread = self.spread()
         best = [(width, self.best(width)) for width in self.widths]
         bayes = [(width, self.row(width, 1.0)) for width in self.widths]
@@ -286,7 +286,7 @@ class Study:
 
 
 def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | None = None) -> Study | ColdStudy:
-    """Run the study, or the part of it that `folder` does not hold yet; `report` is told a line about each fit.
+    """Run the study, or the part of it that `folder` does not hold yet; `report` gets a line about each fit.
 
     `rows` are what `read` gives, which is called without them. Temperatures and seeds of a width train together, as
     members or chains, in groups for which there is memory.
