@@ -54,7 +54,7 @@ def read(path: str | os.PathLike[str], name: str) -> tuple[dict[str, Any], dict[
     folder = RunFolder(path)
     if folder.exists() and "estimator" not in (parts := folder.parts()) and "task" in parts:
         raise BadFolder(
-            f"{os.fspath(path)!r} holds a run of the command line, no {name}. Use it there: posterity predict "
+            f"{os.fspath(path)!r} holds a run of the command line, not a {name}. Use it there: posterity predict "
             f"{os.fspath(path)} --data FILE."
         )
     part = folder.read("estimator")

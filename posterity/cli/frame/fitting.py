@@ -146,7 +146,7 @@ def stored_model(path: Path, config: Mapping[str, Any], network: Mapping[str, An
         model = Stacked.load(path)
         wanted = (config["inputs"], len(config["classes"] or ()))
         if (model.columns, model.classes) != wanted:
-            raise BadFolder("Its inputs or classes are of another run. Fit it anew.")
+            raise BadFolder("Its inputs or classes belong to another run. Fit it anew.")
         return model
     try:
         module = MLP(**network)

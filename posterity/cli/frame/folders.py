@@ -172,7 +172,9 @@ class Slot:
         if self.path.is_dir() and not self._stages.exists():
             others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
             if STAGES in others and not _is_fresh(self._stages.path):
-                raise BadFolder(f"'{self.path}' has a folder '{STAGES}' that is not of a run. Give another to --out.")
+                raise BadFolder(
+                    f"'{self.path}' has a folder '{STAGES}' that is not part of a run. Give another to --out."
+                )
             if set(others) - {STAGES}:
                 raise BadFolder(
                     f"'{self.path}' is not a run folder: it holds '{others[0]}' and no manifest.json. "
@@ -262,7 +264,7 @@ def find_run(path: Path) -> Run:
         if folder.exists() and "estimator" in folder.parts():
             kind = folder.read("estimator").config.get("estimator")
             raise BadFolder(
-                f"'{path}' holds a {kind} that was saved in Python, no run of the command line. "
+                f"'{path}' holds a {kind} that was saved in Python, not a run of the command line. "
                 f"Use it there: posterity.estimators.{kind}.load('{path}')."
             )
         config, posterior = open_run(path)

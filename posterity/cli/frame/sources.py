@@ -270,7 +270,7 @@ def stored_preprocessing(part: Part, run: Path, config: dict[str, Any]) -> tuple
         value.check()
         wanted = (config["task"], config["classes"], num_inputs(config))
         if (value.task, list(value.target.classes) or None, len(value.features)) != wanted:
-            raise BadFolder("It is of another run: its task, classes or number of inputs differ. Fit it anew.")
+            raise BadFolder("It belongs to another run: its task, classes or number of inputs differ. Fit it anew.")
     return Path(file), value
 
 

@@ -185,7 +185,7 @@ def parse_family(name: str | None, sigma: str | None, otherwise: Reader) -> pen.
     reader = name or ("gaussian" if sigma is not None else otherwise)
     if reader == "dirac":
         if sigma is not None:
-            raise ValueError("--sigma is for --family gaussian: points have no width. Leave one of the two away.")
+            raise ValueError("--sigma is for --family gaussian: points have no width. Leave one of them out.")
         return pen.Dirac()
     if sigma is None:
         return pen.Gaussian()
