@@ -1,7 +1,7 @@
 """Grids of logarithms, and means and standard deviations over seeds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean, stdev
 from typing import Any
@@ -63,6 +63,11 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
     (2.0, 1.0)
     """
     return fmean(values), stdev(values) if len(values) > 1 else None
+
+
+def over_seeds(fits: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float | None]]:
+    """Return `mean_and_spread` of each score of some fits."""
+    return {key: mean_and_spread([scores[key] for scores in fits]) for key in fits[0]}
 
 
 def row_as_json(row: Any) -> dict[str, Any]:

@@ -72,7 +72,8 @@ def gap(study: Study, path: Path) -> None:
         (axes[2], groups, (BLACK, *COLOURS)),
     ):
         for colour, (name, gap) in zip(colours, some, strict=False):
-            label = f"{_symbols(name)}: {_number(gap.slope)}"
+            symbols = name.replace("eta =", r"$\eta$ =").replace("tau =", r"$\tau$ =")
+            label = f"{symbols}: {_number(gap.slope)}"
             panel.loglog(array(gap.widths), array(gap.gap), "o", color=colour, markersize=4.5, label=label)
             panel.loglog(array(gap.widths), array(gap.bound), color=colour, linewidth=1.0, linestyle="dashed")
         panel.plot([], [], color=GREY, linestyle="dashed", linewidth=1.0, label="bound of the theorem")
@@ -225,10 +226,6 @@ def _smoothed(grid: Tensor, at: Tensor) -> Tensor:
 
 def _number(value: float) -> str:
     return f"{value:.4f}".replace("-", "\N{MINUS SIGN}")
-
-
-def _symbols(name: str) -> str:
-    return name.replace("eta =", r"$\eta$ =").replace("tau =", r"$\tau$ =")
 
 
 def _predictions(panel: "Axes", untempered: Untempered, theta: Tensor) -> None:

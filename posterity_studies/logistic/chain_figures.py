@@ -68,7 +68,11 @@ def draw_errors(study: Study, path: Path) -> None:
     columns: tuple[tuple[str, list[float | None], list[float | None]], ...] = (
         ("error of the mean, in sd", *_with_errors(rows, "mean")),
         ("error of the covariance", *_with_errors(rows, "covariance")),
-        ("error of log p(y), in nats", [_absolute(row.evidence_error) for row in rows], [None] * len(rows)),
+        (
+            "error of log p(y), in nats",
+            [None if row.evidence_error is None else abs(row.evidence_error) for row in rows],
+            [None] * len(rows),
+        ),
         ("gradients", [row.gradients for row in rows], [None] * len(rows)),
     )
     for panel, (name, values, errors) in zip(axes, columns, strict=True):
@@ -91,10 +95,6 @@ def draw_errors(study: Study, path: Path) -> None:
 
 def _with_errors(rows: Sequence[Row], name: str) -> tuple[list[float | None], list[float | None]]:
     return [getattr(row, f"{name}_error") for row in rows], [getattr(row, f"{name}_standard_error") for row in rows]
-
-
-def _absolute(value: float | None) -> float | None:
-    return None if value is None else abs(value)
 
 
 def _contours(panel: "Axes", study: Study) -> None:

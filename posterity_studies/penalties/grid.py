@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from posterity.inference.sweep import Result
 from posterity.penalties import lambda_theory
-from posterity_studies.grids import mean_and_spread, nearest
+from posterity_studies.grids import nearest, over_seeds
 from posterity_studies.penalties.problem import Cell, Problem
 from posterity_studies.penalties.settings import Settings
 
@@ -41,16 +41,12 @@ def rows_of(results: Iterable[Result[Cell]], penalty: str, setup: str, exchange:
     for ratio, by_step in sorted(fits.items()):
         relative = ratio if setup == "bayesian" else ratio / exchange
         tried = [
-            Row(penalty, setup, ratio, step_size, ratio * lambda_theory(num_data), relative, len(own), _over_seeds(own))
+            Row(penalty, setup, ratio, step_size, ratio * lambda_theory(num_data), relative, len(own), over_seeds(own))
             for step_size, own in sorted(by_step.items())
         ]
         most = max(row.seeds for row in tried)  # a step size at which a seed diverged cannot be chosen
         rows.append(max((row for row in tried if row.seeds == most), key=on_held_out))
     return rows
-
-
-def _over_seeds(fits: Sequence[dict[str, float]]) -> dict[str, tuple[float, float | None]]:
-    return {key: mean_and_spread([scores[key] for scores in fits]) for key in fits[0]}
 
 
 def on_held_out(row: Row) -> tuple[float, float]:

@@ -212,7 +212,10 @@ class Study:
             "penalties": [asdict(part) for part in self.parts],
             "rows": [row_as_json(row) for row in rows],
             "learning_curves": [{**asdict(fit.cell), **fit.curves} for fit in self.shown_fits()],
-            "search": [{**asdict(result.cell), **_chosen_by(result)} for result in self.search],
+            "search": [
+                {**asdict(result.cell), **{key: result.scores[key] for key in ("held_out_accuracy", "held_out_nll")}}
+                for result in self.search
+            ],
             "fits": [{**asdict(result.cell), **result.scores, "seconds": result.seconds} for result in self.results],
             "diverged": [asdict(cell) for cell in self.failed],
             "notes": self.notes(),
@@ -375,8 +378,3 @@ def _published(line: dict[str, float | None] | None, difference: dict[str, float
         "" if line[key] is None else f"{line[key]:.2f} ({difference[key]:+.2f})" for key in ("best", "at_theory")
     )
     return best, theory, "" if line["log_ratio"] is None else f"{10 ** line['log_ratio']:.3g}"
-
-
-def _chosen_by(result: Result[Cell]) -> dict[str, float]:
-    """Describe the criterion of the search."""
-    return {key: result.scores[key] for key in ("held_out_accuracy", "held_out_nll")}

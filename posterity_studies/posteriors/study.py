@@ -166,7 +166,7 @@ def show(out: Any, study: Study) -> None:
     rows = table("posterior", "form", "mean", "sd", "R-hat", "ESS", "div.%", "s")
     for row in document["posteriors"]:
         rows.add_row(
-            _short(row["posterior"]),
+            name if len(name := row["posterior"]) <= LONGEST else name.split("-")[-1],
             row["form"],
             f"{row['mean_errors']:.1f}",
             f"{row['sd_errors']:.1f}",
@@ -183,8 +183,3 @@ def show(out: Any, study: Study) -> None:
         f"{limits['sd_errors']:g} combined standard errors from the reference, R-hat {limits['rhat']:g}, "
         f"ESS {limits['ess']:,.0f}, divergent {100 * limits['divergent']:g} %. The worst parameter of each counts.",
     )
-
-
-def _short(name: str) -> str:
-    """Return the name, or only its model if the whole name is too long for a line."""
-    return name if len(name) <= LONGEST else name.split("-")[-1]

@@ -10,7 +10,7 @@ from posterity.cli.frame.output import table
 from posterity.inference.run import Trace
 from posterity.inference.sweep import Result
 from posterity_studies.frame import notes, remark, title
-from posterity_studies.grids import mean_and_spread, row_as_json
+from posterity_studies.grids import over_seeds, row_as_json
 from posterity_studies.temperature.problem import LEARNT, cell_file, described, fits
 from posterity_studies.temperature.settings import Settings
 
@@ -76,7 +76,7 @@ class ColdStudy:
         rows = []
         for temperature in sorted({result.cell.temperature for result in self.results}):
             values = [result.scores for result in self.results if result.cell.temperature == temperature]
-            scores = {key: mean_and_spread([each[key] for each in values]) for key in values[0]}
+            scores = over_seeds(values)
             off = tuple(kind for kind in KINDS if any(abs(each[kind] - 1.0) > OFF for each in values))
             rows.append(ColdRow(temperature, len(values), off, scores))
         return rows

@@ -20,7 +20,7 @@ from posterity.numerics.random import Key
 from posterity.posteriors import Point, Posterior
 from posterity.storage import Part
 from posterity_studies.frame import notes, remark, title
-from posterity_studies.grids import mean_and_spread, nearest, row_as_json
+from posterity_studies.grids import nearest, over_seeds, row_as_json
 from posterity_studies.options import Report, silent
 from posterity_studies.rows import depends_on, own_orders
 from posterity_studies.temperature import cold
@@ -200,7 +200,7 @@ class Study:
                 result.scores for result in self.results if (result.cell.width, result.cell.eta) == (width.width, eta)
             ]
             if values:
-                scores = {key: mean_and_spread([scores[key] for scores in values]) for key in values[0]}
+                scores = over_seeds(values)
                 tau = eta * width.units / self.num_data
                 results.append(Row(width.width, width.units, eta, tau, len(values), scores))
         return results

@@ -18,12 +18,12 @@ from posterity.cli.frame.sources import (
     Source,
     find_data,
     num_inputs,
-    other_source,
     own_source,
+    source_of_table,
     stored_hashes,
     stored_preprocessing,
 )
-from posterity.datasets import TOYS, LabelledData, Preprocessing, load
+from posterity.datasets import TOYS, LabelledData, Preprocessing, load, read_table
 from posterity.datasets.splitting import SEPARATORS
 from posterity.errors import BadData, BadFolder, shown, unknown
 from posterity.options import as_json, describe, from_mapping, types, words
@@ -285,7 +285,8 @@ def find_rows(run: Run, data: str | None, reading: ReadingOptions, verb: str, *,
         if run.preprocessing is not None and data not in TOYS:
             assert run.file is not None
             if data is not None:
-                return other_source(Path(data), run.preprocessing, _read_as_before(run, reading), targets=targets)
+                how = as_json(_read_as_before(run, reading))
+                return source_of_table(read_table(Path(data), **how), Path(data), run.preprocessing, targets=targets)
             if word := next(words(reading), ""):
                 raise UsageError(f"{word} is for --data FILE.", "the run's own file is read as it was before.")
             return own_source(run.file, run.config, run.preprocessing)

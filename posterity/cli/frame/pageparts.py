@@ -281,9 +281,8 @@ def data_part(source: Source, figures: dict[str, Any]) -> str:
             for name, part in parts.items()
             if len(part) and part.targets.shape[1:] == (1,)
         }
-        unit = "y" if source.preprocessing is None else source.preprocessing.target.name
         if shown:
-            axis = f"logarithm of {unit}" if source.log_target else unit
+            axis = f"logarithm of {source.unit}" if source.log_target else source.unit
             figures["targets"] = histogram(f"Distribution of {axis}", axis, shown)
             content.append(place("targets"))
     else:

@@ -228,12 +228,15 @@ def _predictions(subject: Subject) -> tuple[list[str], dict[str, Any]]:
     else:
         levels = _levels(subject.level)
         packed = number_numbers(rows, targets[:, 0].double(), levels, log=source.log_target)
-        packed["log"], packed["unit"] = source.log_target, unit_of(source)
+        packed["log"], packed["unit"] = source.log_target, source.unit
         sections = numbers_sections(levels, subject.level, of_rows, has_line="line" in more)
     own: Any = packed["methods"]
     packed["methods"] = [{"word": word, "label": labels[word], **own[word]} for word in known]
-    nll = {word: nll_rows(outcome.predictive, source).cpu()[index] for word, outcome in _words(ranked).items()
-           if word in known and outcome.predictive is not None}  # fmt: skip
+    nll = {
+        outcome.word: nll_rows(outcome.predictive, source).cpu()[index]
+        for outcome in ranked
+        if outcome.word in known and outcome.predictive is not None
+    }
     taken = None if subject.taken is None else subject.taken.word
     parts = {
         (word, labels[word]): rows_part(labels[word], rows[word], targets, nll[word], names, source, index)
@@ -243,17 +246,8 @@ def _predictions(subject: Subject) -> tuple[list[str], dict[str, Any]]:
     return [*sections, by_method("Least sure, and worst", about, parts)], {**packed, **more, "rows": names}
 
 
-def _words(outcomes: Sequence[Outcome]) -> dict[str, Outcome]:
-    return {outcome.word: outcome for outcome in outcomes}
-
-
 def _levels(level: float) -> list[float]:
     return sorted({*LEVELS, level})
-
-
-def unit_of(source: Source) -> str:
-    """Return the name of the target's column, or y."""
-    return "y" if source.preprocessing is None else source.preprocessing.target.name
 
 
 def row_names(source: Source, index: Tensor) -> list[str]:

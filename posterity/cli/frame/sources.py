@@ -60,6 +60,11 @@ class Source:
         return self.preprocessing is not None and self.preprocessing.target.log
 
     @property
+    def unit(self) -> str:
+        """The name of the target's column, or y."""
+        return "y" if self.preprocessing is None else self.preprocessing.target.name
+
+    @property
     def order(self) -> Literal["random", "group", "time"]:
         """The rule by which rows are divided into folds."""
         return "group" if "groups" in self.by else "time" if "times" in self.by else "random"
@@ -135,7 +140,7 @@ def read_source(
         names = read_table(path, **how).names
         raise UsageError(
             f"{path} is a file: --target must name the column to predict. Its columns are {', '.join(names)}.",
-            f"as in --target {_word(names[-1])}.",
+            f"as in --target {shown(names[-1]) if ' ' in names[-1] else names[-1]}.",
         )
     digest = hashlib.sha256(content(path)).hexdigest()
     try:
@@ -302,11 +307,6 @@ def own_source(path: Path, config: dict[str, Any], preprocessing: Preprocessing)
     return replace(source, table=whole, test=tuple(rows[lines[row]] for row in source.test))
 
 
-def other_source(path: Path, preprocessing: Preprocessing, reading: ReadingOptions, *, targets: bool) -> Source:
-    """Read the rows of another file for a run; with `targets`, only rows that have one."""
-    return source_of_table(read_table(path, **as_json(reading)), path, preprocessing, targets=targets)
-
-
 def source_of_table(table: Table, path: Path, preprocessing: Preprocessing, *, targets: bool) -> Source:
     """Encode the rows of a table for a run; with `targets`, only rows that have one."""
     if targets:
@@ -320,7 +320,3 @@ def source_of_table(table: Table, path: Path, preprocessing: Preprocessing, *, t
     rows = LabelledData(inputs, wanted)
     data = DataSet(path.stem, preprocessing.task, rows, rows, preprocessing.target.classes or None)
     return Source(data, path, preprocessing, table, tuple(range(len(table))), notes=(*table.notes, *notes))
-
-
-def _word(name: str) -> str:
-    return shown(name) if " " in name else name

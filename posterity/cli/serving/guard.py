@@ -47,7 +47,8 @@ class Access:
         if not self._is_ours(host):
             return 421, "The server is not called so. Use its own address, or start it with --allow-host."
         origin = headers.get(b"origin")
-        if origin is not None and not self._same(origin.decode("latin-1"), host):
+        same = (f"http://{host.lower()}", f"https://{host.lower()}")
+        if origin is not None and origin.decode("latin-1").lower() not in same:
             return 403, "Requests from pages of other origins are refused."
         if self.token is None or path in OPEN or self._knows(headers.get(b"authorization", b"")):
             return None
@@ -63,9 +64,6 @@ class Access:
             return self.token is not None and bool(ipaddress.ip_address(name))
         except ValueError:
             return False
-
-    def _same(self, origin: str, host: str) -> bool:
-        return origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
 
     def _knows(self, given: bytes) -> bool:
         """Return whether the header has the token, as a bearer or as a password; compares in constant time."""
