@@ -23,7 +23,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Shown:
-    """What the commands of a deck have written and printed, and why some failed."""
+    """The output of the commands of a deck: its folder, printed text, and failures."""
 
     folder: Path
     printed: Mapping[str, str]
@@ -46,7 +46,7 @@ def run_deck(which: str, out: str | None) -> None:
         log(f"{number} of {len(deck.commands)}: {topics().commands[name]}")
         try:
             printed[name] = run_command(name, folder / name)
-            missing = [path for topic in deck.topics for path in topic.figures if _of(path, name, folder)]
+            missing = [path for topic in deck.topics for path in topic.figures if _is_missing(path, name, folder)]
             if missing:
                 raise PosterityError(f"'{topics().commands[name]}' wrote no {', '.join(dict.fromkeys(missing))}.")
         except PosterityError as error:
@@ -72,7 +72,7 @@ def find_deck(which: str) -> Deck:
 
 
 def run_command(name: str, folder: Path) -> str:
-    """Run a command of the index with its figures in a folder, and return what it prints."""
+    """Run a command of the index with its figures in a folder, and return its output."""
     from posterity.cli.main import app
 
     words = shlex.split(topics().commands[name])[1:]
@@ -99,8 +99,8 @@ def deck_page(deck: Deck, shown: Shown) -> str:
     return page(heading, parts)
 
 
-def _of(path: str, name: str, folder: Path) -> bool:
-    """Whether a figure belongs to this command, and is not there."""
+def _is_missing(path: str, name: str, folder: Path) -> bool:
+    """Return whether the figure at `path` is of this command, and missing."""
     return path.startswith(f"{name}/") and not (folder / path).is_file()
 
 
@@ -128,7 +128,7 @@ def _erratum(erratum: Erratum) -> str:
 
 
 def _figures(topic: Topic, shown: Shown) -> Iterator[str]:
-    """The figures of a topic; a picture that is on the page already is a link to it."""
+    """Return the figures of a topic; a picture that is already on the page is only linked."""
     for item in topic.shown:
         name, _, file = item.partition("/")
         if name in shown.failures:

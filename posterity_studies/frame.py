@@ -1,4 +1,4 @@
-"""The frame around every study: its command, the checks before it runs, figures, results.json and the printed tables.
+"""The frame of every study: its command, early checks, figures, results.json and printed tables.
 
 A study is a package in this folder, found by its name:
 
@@ -10,13 +10,13 @@ A study is a package in this folder, found by its name:
   begins, and those of the figures: the bar with the remaining time goes by them. Other studies show bars of their own.
 - `study.show(console, study)` prints tables of it, `figures.draw(study, folder)` draws it and names the files.
 - `study.read(settings)`, if there is one, reads the data and raises ValueError at settings that do not suit them; `run`
-  takes what it gives as a fourth argument.
+  takes its result as a fourth argument.
 """
 
 import io
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -40,7 +40,7 @@ PAGE = 1_300_000  # bytes of the figures in the page of a study
 
 @dataclass(frozen=True)
 class Output:
-    """Where results go, and what is printed."""
+    """The folder of the results, and the form of the output."""
 
     out: str | None = option(
         None, help="Where figures, report.html and results.json go.", unit="FOLDER", usual="study-NAME", panel=OUTPUT
@@ -50,7 +50,7 @@ class Output:
 
 
 def make_command(name: str) -> Callable[..., None]:
-    """The command of a study, from its settings; its docstring is the summary."""
+    """Return the command of a study, made of its settings; its docstring is the summary."""
     package = f"posterity_studies.{name}"
     own = find_spec(f"{package}.settings") is not None
     kind = import_module(f"{package}.settings" if own else "posterity_studies.options").Settings
@@ -64,13 +64,13 @@ def make_command(name: str) -> Callable[..., None]:
 
 
 def summary_and_examples(name: str) -> tuple[str, str]:
-    """The first line of a study's docstring, and what follows it."""
+    """Return the first line of a study's docstring, and the rest."""
     summary, _, examples = (import_module(f"posterity_studies.{name}").__doc__ or "").partition("\n")
     return summary, examples.strip()
 
 
 def run_study(name: str, settings: Any, output: Output) -> None:
-    """Run a study: check, compute, draw, write results.json, and print it or what its `show` prints."""
+    """Run a study: check, compute, draw, write results.json, and print its tables or the JSON."""
     from posterity.storage.disk import write_file  # torch comes along
 
     folder = Path(output.out or f"study-{name}")
@@ -111,7 +111,7 @@ def run_study(name: str, settings: Any, output: Output) -> None:
 
 @contextmanager
 def progress(name: str, parts: Sequence[float], *, quiet: bool) -> Iterator[Callable[[], None]]:
-    """Show a bar of parts that take so many seconds; calling what it gives says that the next one begins."""
+    """Show a progress bar of parts that take so many seconds; yields a function to call when a part begins."""
     from posterity.inference.callbacks import bar
 
     if not parts and not quiet:
@@ -123,7 +123,7 @@ def progress(name: str, parts: Sequence[float], *, quiet: bool) -> Iterator[Call
 
 
 def study_page(name: str, folder: Path, document: dict[str, Any], printed: str) -> str:
-    """The page of a study: what it prints, and its figures as long as the page stays under PAGE bytes."""
+    """Return the page of a study: its printed tables, and its figures while they take at most PAGE bytes."""
     from posterity.report.html import Picture, facts, figure, page, paragraph, section  # torch comes along
 
     summary, _ = summary_and_examples(name)
@@ -150,7 +150,7 @@ def study_page(name: str, folder: Path, document: dict[str, Any], printed: str) 
 
 
 def _few_colours(file: Path) -> bytes:
-    """A PNG file in at most 256 colours: a third of its size, and nothing that an eye would miss."""
+    """Return a PNG file in at most 256 colours: a third of its size, without a visible difference."""
     from PIL import Image  # matplotlib needs it too
 
     small = io.BytesIO()
@@ -160,7 +160,7 @@ def _few_colours(file: Path) -> bytes:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse, before anything is computed, a folder that is a file, and figures that could not be drawn."""
+    """Raise early if the folder is a file, or if figures could not be drawn."""
     from posterity.report.files import check_figure_path
 
     check_figure_path(folder / "figure.png")
@@ -171,14 +171,14 @@ def check_folder(folder: Path) -> None:
 def write_results(
     name: str, folder: Path, options: Sequence[str], figures: Sequence[str], numbers: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write results.json: the numbers, the command that gives them again, versions, date and machine; return it."""
+    """Write results.json: numbers, the command that reproduces them, versions, date and machine; return it."""
     import platform
     from importlib.metadata import version
 
     from posterity.report.files import machine
     from posterity.storage.disk import write_file
 
-    out = folder.name if folder.is_absolute() else str(folder)  # results are passed on: no places of this computer
+    out = folder.name if folder.is_absolute() else str(folder)  # results are published: no paths of this computer
     document = {
         "study": name,
         "command": shlex.join(["posterity", "study", name, "--out", out, *options]),
@@ -208,25 +208,43 @@ def remark(out: Any, text: str) -> None:
 
 
 def notes(out: Any, lines: Iterable[str]) -> None:
-    """Print lines, none of them broken."""
+    """Print lines without line breaks inside them."""
     for line in lines:
         out.print(Text(line), soft_wrap=True)
 
 
 def print_claims(out: Any, claims: dict[str, bool]) -> None:
-    """Print each sentence with whether the numbers of this run agree with it."""
+    """Print each claim, and whether the numbers of this run agree with it."""
     notes(out, [f"{'holds' if holds else 'FAILS'}: {claim}" for claim, holds in claims.items()])
 
 
 def add_heading(rows: Any, name: str) -> None:
-    """Begin a part of the table, under a bold name."""
+    """Begin a section of the table under a bold name."""
     if rows.row_count:
         rows.add_section()
     rows.add_row(Text(name, "bold"))
 
 
+def draw_all(figures: Mapping[str, Callable[[Any, Path], None]], study: Any, folder: Path) -> list[str]:
+    """Draw each figure of a study into the file of its name in the folder; return the names."""
+    for name, figure in figures.items():
+        figure(study, folder / name)
+    return list(figures)
+
+
+def mean_curve(
+    panel: Any, where: Sequence[float], scores: Sequence[tuple[float, float | None]], alpha: float, **style: Any
+) -> None:
+    """Draw means over seeds, with a band of one standard deviation (None for one seed) to each side."""
+    means, spreads = [mean for mean, _ in scores], [spread or 0.0 for _, spread in scores]
+    panel.plot(where, means, marker="o", **style)
+    if any(spreads):
+        low, high = ([mean + sign * spread for mean, spread in zip(means, spreads, strict=True)] for sign in (-1, 1))
+        panel.fill_between(where, low, high, color=style["color"], alpha=alpha, linewidth=0)
+
+
 def shades(count: int) -> list[str]:
-    """Colours of an ordered sequence of curves, from dark to light."""
+    """Return colours for an ordered sequence of curves, from dark to light."""
     from matplotlib.colors import to_hex
 
     from posterity.report.canvas import gentle

@@ -1,18 +1,18 @@
 """Grids of logarithms, and means and standard deviations over seeds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean, stdev
 from typing import Any
 
 from posterity.errors import positive, positive_whole
 
-ALIKE = 1e-9  # relative: numbers of a grid that differ by rounding are one
+ALIKE = 1e-9  # relative difference below which numbers of a grid are equal
 
 
 def log_grid(low: float, high: float, count: int) -> tuple[float, ...]:
-    """`count` numbers from `low` to `high` whose logarithms are evenly spaced; powers of ten come out as such.
+    """Return `count` numbers from `low` to `high` with evenly spaced logarithms; powers of ten are exact.
 
     >>> log_grid(0.01, 1.0, 3)
     (0.01, 0.1, 1.0)
@@ -29,7 +29,7 @@ def log_grid(low: float, high: float, count: int) -> tuple[float, ...]:
 
 
 def half_power(value: float) -> float:
-    """The half power of ten nearest to a positive number, on the scale of logarithms.
+    """Return the half power of ten nearest to a positive number on a log scale.
 
     >>> half_power(0.02), half_power(0.8)
     (0.0316227766017, 1.0)
@@ -39,7 +39,7 @@ def half_power(value: float) -> float:
 
 
 def merged(values: Sequence[float]) -> tuple[float, ...]:
-    """The numbers, ascending; of numbers equal up to rounding only the first.
+    """Return the numbers, ascending, without those that repeat up to rounding.
 
     >>> merged([2.0, 1.0, 2.0 + 1e-12])
     (1.0, 2.0)
@@ -52,12 +52,12 @@ def merged(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def nearest(values: Sequence[float], value: float) -> float | None:
-    """The element equal to `value` up to rounding, or None."""
+    """Return the element equal to `value` up to rounding, or None."""
     return next((candidate for candidate in values if math.isclose(candidate, value, rel_tol=ALIKE)), None)
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean, and the sample standard deviation, None for a single value.
+    """Return the mean and the sample standard deviation, None for a single value.
 
     >>> mean_and_spread([1.0, 2.0, 3.0])
     (2.0, 1.0)
@@ -65,7 +65,12 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
     return fmean(values), stdev(values) if len(values) > 1 else None
 
 
+def over_seeds(fits: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float | None]]:
+    """Return `mean_and_spread` of each score of some fits."""
+    return {key: mean_and_spread([scores[key] for scores in fits]) for key in fits[0]}
+
+
 def row_as_json(row: Any) -> dict[str, Any]:
-    """A dataclass whose `scores` map names to a mean and a standard deviation, ready for JSON."""
+    """Convert a dataclass whose `scores` map names to (mean, standard deviation) to JSON."""
     scores = {key: {"mean": mean, "standard_deviation": spread} for key, (mean, spread) in row.scores.items()}
     return {**asdict(row), "scores": scores}

@@ -1,4 +1,4 @@
-"""Options that several studies share, and how lists of names and numbers are read; none needs torch."""
+"""Options that several studies share, and parsers of lists of names and numbers; without torch."""
 
 import dataclasses
 import os
@@ -22,31 +22,31 @@ LARGEST = 2**63 - 1  # seed of torch's generators
 
 
 def silent(line: str) -> None:
-    """Report nothing about the progress."""
+    """Ignore a report on the progress."""
 
 
 def seed_option() -> Any:
-    """The option --seed."""
+    """Return the option --seed."""
     return option(0, help="Fixes everything random.", unit="N", check=_seed, panel=METHOD)
 
 
 def device_option(default: str = "auto") -> Any:
-    """The option --device; the frame puts the device that `auto` stands for in its place."""
+    """Return the option --device; the frame replaces `auto` by a device."""
     return choice(default, ("auto", "cpu", "cuda"), "Where networks are trained:", METHOD)
 
 
 def jobs_option(default: int | None, help: str, usual: str = "") -> Any:
-    """The option --jobs, on which no number depends."""
+    """Return the option --jobs, on which no result depends."""
     return count(default, help, METHOD, usual=usual, identity=False)
 
 
 def fits_option() -> Any:
-    """The option --executor of a study."""
+    """Return the option --executor of a study."""
     return executor_option("processes, as many as --jobs says", METHOD)
 
 
 def executor(settings: Any, pieces: int) -> "Executor":
-    """The executor that the options --executor and --jobs ask for, for so many pieces of work of one thread each.
+    """Return the executor of --executor and --jobs for so many pieces of work, of one thread each.
 
     A single piece stays in this process, unless --executor says otherwise.
     """
@@ -57,37 +57,37 @@ def executor(settings: Any, pieces: int) -> "Executor":
 
 
 def count(default: int | None, help: str, panel: str, **about: Any) -> Any:
-    """An option that takes a positive whole number."""
+    """Return an option for a positive whole number."""
     return option(default, help=help, panel=panel, **{"unit": "N", "check": positive_whole, **about})
 
 
 def amount(default: float | None, help: str, panel: str, **about: Any) -> Any:
-    """An option that takes a positive number."""
+    """Return an option for a positive number."""
     return option(default, help=help, panel=panel, **{"unit": "X", "check": positive, **about})
 
 
 def choice(default: str | None, choices: tuple[str, ...], help: str, panel: str, **about: Any) -> Any:
-    """An option that takes one of some names."""
+    """Return an option for one of some names."""
     return option(default, help=help, panel=panel, unit="NAME", choices=choices, **about)
 
 
 def names(default: tuple[str, ...], **about: Any) -> Any:
-    """An option that takes names with commas between them, at least one."""
+    """Return an option for one or more names separated by commas."""
     return option(default, **{"unit": "NAMES", "parse": comma_separated, **about})
 
 
 def grid(name: str, default: tuple[float, ...] = (), **about: Any) -> Any:
-    """The option `name` that takes positive numbers, or low:high:count."""
+    """Return the option `name` for positive numbers, or low:high:count."""
     return option(default, unit="GRID", parse=lambda text: _grid(name, text), check=positive, **about)
 
 
 def whole_numbers(name: str, text: str) -> tuple[int, ...]:
-    """The whole numbers that the option `name` lists."""
+    """Parse the whole numbers of the option `name`."""
     return _numbers(name, text, int, "whole numbers with commas between them")
 
 
 def check(settings: Any) -> None:
-    """Check every option; a list that is not empty by default must not be empty."""
+    """Check all options; a list must not be empty unless its default is."""
     options.check(settings)
     for field in dataclasses.fields(settings):
         if isinstance(field.default, tuple) and field.default and not getattr(settings, field.name):

@@ -1,4 +1,4 @@
-"""Rows of a study (training, held out, test) in the order of each seed, what results depend on, and printed means."""
+"""Rows of a study (training, held out, test), their order by seed, keys of stored results, and printed means."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from posterity.storage import Part
 def split_rows(
     whole: DataSet, *, rows: int | None, held_out: int, seed: int
 ) -> tuple[LabelledData, LabelledData | None]:
-    """Training rows, and `held_out` of them apart (None for none).
+    """Split the training rows into rows to train on, and `held_out` others (None without any).
 
     The seed chooses the held-out rows; the first `rows` of the others, in the order of the data set, train.
     """
@@ -37,7 +37,7 @@ def split_rows(
 
 
 def moments(inputs: Tensor, instead: str) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation by channel, or by column of a table, shaped for the inputs.
+    """Return mean and standard deviation by channel, or by column of a table, shaped for the inputs.
 
     BadData where some do not vary; `instead` says what to do then.
     """
@@ -50,7 +50,7 @@ def moments(inputs: Tensor, instead: str) -> tuple[Tensor, Tensor]:
 
 
 def own_orders(rows: TensorData, seeds: Sequence[int]) -> Data:
-    """The rows in an order of each seed's own, and changed by its own draws; with members where there are several."""
+    """Return the rows with an order and an augmentation for each seed; several seeds are members."""
     labels = [f"seed {seed}" for seed in seeds]
     if len(seeds) == 1:
         return Reordered(rows, labels[0])
@@ -58,19 +58,19 @@ def own_orders(rows: TensorData, seeds: Sequence[int]) -> Data:
 
 
 def first_weights(fresh: Callable[[Key], Tensor], seeds: Sequence[int], key: Key) -> Tensor:
-    """What `fresh` draws for each seed by its own key, (P,) for one or a row for each."""
+    """Return the first weights that `fresh` draws by the key of each seed, (P,) or (seeds, P)."""
     weights = {seed: fresh(key.fold(seed)) for seed in dict.fromkeys(seeds)}
     return weights[seeds[0]] if len(seeds) == 1 else torch.stack([weights[seed] for seed in seeds])
 
 
 def depends_on(cell: Any, settings: Any, **how: object) -> Part:
-    """All that the numbers of a cell depend on: its own values, the settings that all share, and `how` it is fitted."""
+    """Return the part that determines the results of a cell: its values, the shared settings, and its method."""
     own = {"fit" if name == "seed" else name: value for name, value in asdict(cell).items()}
     return identity(**own, **settings.common(), **how, posterity=__version__)
 
 
 def with_error(mean: float, error: float | None) -> str:
-    """A mean and its error, to the second digit of that.
+    """Format a mean and its error, to two digits of the error.
 
     >>> with_error(0.078899, 0.0006), with_error(2.09, None)
     ('0.07890 ± 0.00060', '2.09')

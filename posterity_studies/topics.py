@@ -1,4 +1,4 @@
-"""The index of topics: each formula, claim and experiment of four decks with its name, its tests and its figures.
+"""The index of the topics of four lecture decks: names in the library, tests and figures of each.
 
 `topics.toml` holds the list. A command has a name there, which is also the folder of its figures; a topic lists what
 shows it as "mixtures/bound.png", or as "mixtures" where the tables that the command prints show it.
@@ -19,7 +19,7 @@ FIGURE_OPTIONS = ("--plot", "--figure")
 
 @dataclass(frozen=True)
 class Erratum:
-    """A slip that is often seen in print, what is right, and the derivation in one line."""
+    """An error that is often printed, the correct statement, and its derivation in one line."""
 
     id: str
     printed: str
@@ -29,7 +29,7 @@ class Erratum:
 
 @dataclass(frozen=True)
 class Topic:
-    """An item of a deck: what is true, what it is called here, what checks it and what shows it."""
+    """An item of a deck: its statement, its names in the library, its tests and its commands."""
 
     id: str
     kind: str
@@ -43,12 +43,12 @@ class Topic:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """The names of the commands that show the topic."""
+        """The names of the commands that demonstrate the topic."""
         return tuple(dict.fromkeys(item.partition("/")[0] for item in self.shown))
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """The figures that show the topic, each in the folder of its command."""
+        """The figures of the topic, each in the folder of its command."""
         return tuple(item for item in self.shown if "/" in item)
 
 
@@ -68,14 +68,14 @@ class Deck:
 
 @dataclass(frozen=True)
 class Index:
-    """The decks, the commands by name, and the folders of results/ that do not have the name of their command."""
+    """The decks, the commands by name, and folders of results/ that are not named after their command."""
 
     commands: dict[str, str]
     results: dict[str, str]
     decks: tuple[Deck, ...]
 
     def figure_path(self, figure: str) -> str:
-        """Where the command, given as it is listed, writes a figure.
+        """Return the path to which a listed command writes a figure.
 
         >>> topics().figure_path("mixtures/bound.png")
         'study-mixtures/bound.png'
@@ -87,7 +87,7 @@ class Index:
 
 @cache
 def topics() -> Index:
-    """Read the list.
+    """Read the index.
 
     >>> [len(deck.topics) for deck in topics().decks]
     [21, 23, 19, 23]

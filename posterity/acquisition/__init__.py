@@ -1,4 +1,4 @@
-"""Which rows to label next: what their targets would tell about the function, or about other predictions.
+"""Acquisition: which rows to label next, by the information of their targets on the function or on predictions.
 
 Scores of predictions on rows with targets are in `metrics`, functions to maximise in `posteriors` (`q.functions`).
 """

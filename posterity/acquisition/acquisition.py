@@ -160,7 +160,7 @@ def variance_reduction(
     seed: int = 0,
     batch_size: int = 1024,
 ) -> Tensor:
-    """By how much each pool row's targets would lower the variance of the function at `targets`, (N,); for numbers.
+    """Reduction of the function's variance at `targets` by the targets of each pool row, (N,); for regression.
 
     **Math**: mean over the target inputs x* of the trace of Cov(f*, f) (Cov(f) + noise)^-1 Cov(f, f*), in squared
     units of the targets.

@@ -88,7 +88,7 @@ def shared_information(across: Tensor, pool: Normals, targets: Normals) -> Tenso
 
 
 def reduced_variance(across: Tensor, pool: Normals) -> Tensor:
-    """Mean over target rows of the variance, summed over outputs, that each pool row's targets take away, (N,)."""
+    """Return the reduction of variance by each pool row's targets, summed over outputs, mean over target rows (N,)."""
     return whitened(across.flatten(2), pool.within, pool.noise).square().sum((1, 2)) / across.shape[2]
 
 

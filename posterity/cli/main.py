@@ -1,4 +1,4 @@
-"""The command line: its verbs, and what ends it."""
+"""The entry point of the command line: it registers the verbs, and turns errors into one line and an exit code."""
 
 import os
 import sys
@@ -30,11 +30,11 @@ USAGE = 2
 
 
 class _Verb(BareSwitches, TyperCommand):
-    """A verb."""
+    """The command of a verb."""
 
 
 class _Verbs(BareSwitches, TyperGroup):
-    """All verbs."""
+    """The group of all verbs."""
 
 
 app = typer.Typer(
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    except BrokenPipeError:  # the reader of stdout has seen enough, as in `posterity predict RUN | head`
+    except BrokenPipeError:  # stdout was closed early, as by `posterity predict RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -146,8 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _failed(error: Exception) -> int:
-    """Say in one line what went wrong, and the exit code for it."""
-    usage = getattr(error, "format_message", None)  # of typer's usage errors, whose class moved between its versions
+    """Print one line about an error, and its hints; return the exit code."""
+    usage = getattr(error, "format_message", None)  # typer's usage errors have it; their class moved between versions
     if usage is not None:
         context = getattr(error, "ctx", None)
         error_line(usage())

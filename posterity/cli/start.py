@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def leave(number: int | None = None, frame: FrameType | None = None) -> None:
-    """End this process and those that work for it now, with the line and the exit code of an interruption."""
+    """End this process and its workers at once, with the line and the exit code of an interruption."""
     _end_children()
     show_cursor = b"\x1b[?25h" if os.isatty(2) else b""  # a progress bar hides it
     os.write(2, show_cursor + b"interrupted\n")
@@ -41,18 +41,18 @@ def leave(number: int | None = None, frame: FrameType | None = None) -> None:
 
 @contextmanager
 def as_interrupt() -> Iterator[None]:
-    """A context in which Ctrl-C and SIGTERM, as `kill` and schedulers send it, are a KeyboardInterrupt.
+    """Raise KeyboardInterrupt inside the context on Ctrl-C and on SIGTERM, which `kill` and schedulers send.
 
-    During an import they end the process at once, since libraries may swallow the exception. So does a SIGTERM when
-    `GRACE` seconds have passed and the process has not ended by itself, and a second signal. Leaves signals alone
-    outside the main thread and where somebody else handles them.
+    During an import a signal ends the process at once, since libraries may swallow the exception. The process also
+    ends `GRACE` seconds after a SIGTERM, and soon after a second signal. Signals keep their handlers outside the main
+    thread, and where they already have a handler of the caller.
     """
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, leave):
         yield
         return
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, _stop)}
-    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, leave):  # ignored in the background of a shell
+    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, leave):  # a shell ignores it for background jobs
         before[signal.SIGINT] = signal.signal(signal.SIGINT, _stop)
     source, sink = os.pipe()
     os.set_blocking(sink, False)
@@ -71,7 +71,7 @@ def as_interrupt() -> Iterator[None]:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Interrupt the main thread; a SIGTERM does not reach the processes that work for this one, as a Ctrl-C does."""
+    """Interrupt the main thread. On SIGTERM also kill the workers: only Ctrl-C reaches them by itself."""
     if _importing(frame):
         leave()
     if number == signal.SIGTERM:
@@ -83,7 +83,7 @@ _stop.stops_runs = True  # type: ignore[attr-defined]  # a run under way may be 
 
 
 def _watch(source: int) -> None:
-    """End the process when its time is up; in a thread, since the main one may be inside a long call of a library."""
+    """End the process at its deadline. Runs in a thread, since the main thread may be inside a long library call."""
     deadline, count = float("inf"), 0
     while True:
         wait = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())

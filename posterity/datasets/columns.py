@@ -92,7 +92,7 @@ class Column:
 
     @property
     def place(self) -> str:
-        """What `lines` count."""
+        """The unit that `lines` count, for messages."""
         return "line" if self.source == "text" else "row"
 
     def option(self, word: str) -> str:
@@ -317,11 +317,11 @@ def infer_decimal(columns: Iterable[Column], separator: str, usual: str = ".") -
     arrays = [column._bare(".,") for column in columns if column._is_text]
     commas = False
     for array in arrays:
-        found = array.filter(pc.match_substring(array, ","))
-        found = found.filter(pc.match_substring_regex(found, COMMA))
+        fields = array.filter(pc.match_substring(array, ","))
+        fields = fields.filter(pc.match_substring_regex(fields, COMMA))
         if usual != ",":
-            found = found.filter(pc.invert(pc.match_substring_regex(found, GROUPED)))
-        commas = commas or len(found) > 0
+            fields = fields.filter(pc.invert(pc.match_substring_regex(fields, GROUPED)))
+        commas = commas or len(fields) > 0
     if not commas or any(pc.any(pc.match_substring_regex(array, POINT)).as_py() for array in arrays):
         return "."
     return ","

@@ -79,12 +79,12 @@ def parsed(words: Sequence[str], order: str = "") -> Any:
 
 
 def _matched(word: str) -> dict[str, str]:
-    found = next((match for pattern in _READ if (match := pattern.fullmatch(word))), None)
-    return {} if found is None else {name: value for name, value in found.groupdict().items() if value}
+    result = next((match for pattern in _READ if (match := pattern.fullmatch(word))), None)
+    return {} if result is None else {name: value for name, value in result.groupdict().items() if value}
 
 
 def find_order(words: Sequence[str]) -> str:
-    """Return the one order of day and month that all fields such as 31/1/2020 allow; empty where it is not one."""
+    """Return the only order of day and month that all fields such as 31/1/2020 allow; "" if there are two or none."""
     others = (word for word in words if not word[:4].isdigit())  # begin with a year
     pairs = [(int(found["first"]), int(found["second_part"])) for found in map(_matched, others) if "first" in found]
     fits = [all(max(pair) <= 31 and pair[place] <= 12 for pair in pairs) for place in (1, 0)]

@@ -231,7 +231,7 @@ def _save(address: str, path: Path, progress: Callable[[str], None]) -> None:
 
 def _chunks(address: str, progress: Callable[[str], None]) -> Generator[bytes, None, None]:
     """Yield the bytes at an address; raises BadData unless their number is as announced."""
-    got, told = 0, 0
+    got, reported = 0, 0
     try:
         with _opened(address) as (read, size):
             progress(f"{address}{'' if size is None else f' ({size:,} bytes)'}")
@@ -239,8 +239,8 @@ def _chunks(address: str, progress: Callable[[str], None]) -> Generator[bytes, N
                 got += len(chunk)
                 if got > _LIMIT:
                     raise BadData(f"{address}: it must have at most {_LIMIT} bytes. Got more.")
-                if got - told >= _STEP:
-                    told = got
+                if got - reported >= _STEP:
+                    reported = got
                     progress(f"{address}: {got:,} bytes so far")
                 yield chunk
     except urllib.error.HTTPError as error:

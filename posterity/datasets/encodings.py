@@ -183,7 +183,7 @@ def _refuse_sign(column: Column, wanted: str, decimal: str) -> None:
     )
 
 
-def part_of(column: Column, part: str, order: str = "") -> Column:
+def part_of(column: Column, part: str, order: str) -> Column:
     """Return a part of a column of dates as a column: months and weekdays by name, others as numbers."""
     import pyarrow as pa
 
@@ -213,7 +213,7 @@ def fit_input(column: Column, kind: Kind, decimal: str, notes: list[str]) -> tup
     return (encoding,)
 
 
-def fit_target(column: Column, kind: Kind, task: Task, decimal: str, log: bool = False) -> TargetColumn:
+def fit_target(column: Column, kind: Kind, task: Task, decimal: str, log: bool) -> TargetColumn:
     """Fit the encoding of the target, or of its logarithm, to its rows; raises BadData where they are all the same."""
     assert kind in ("number", "boolean", "category")
     if task == "classification":

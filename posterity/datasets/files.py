@@ -58,7 +58,7 @@ def data_places() -> tuple[Path, ...]:
 def data_folder(name: str, entry: str = "") -> Path:
     """Return the folder of the data set `name` in POSTERITY_DATA or the user's cache; raises BadData if in neither.
 
-    `entry` is the name by which 'posterity data' fetches what is wanted of it, by default that of the folder.
+    `entry` is the name by which 'posterity data' fetches the files, by default the folder's name.
     """
     for folder in data_places():
         if (folder / name).is_dir():

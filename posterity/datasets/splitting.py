@@ -61,8 +61,8 @@ def _positions(data: bytes, letter: bytes) -> Any:
     """Return the places of a byte."""
     letters = np.frombuffer(data, dtype=np.uint8)
     pieces = range(0, len(letters), _PIECE)
-    found = [np.flatnonzero(letters[start : start + _PIECE] == ord(letter)) + start for start in pieces]
-    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+    positions = [np.flatnonzero(letters[start : start + _PIECE] == ord(letter)) + start for start in pieces]
+    return np.concatenate(positions) if positions else np.empty(0, dtype=np.int64)
 
 
 def _is_simple(data: bytes, separator: str) -> bool:
@@ -191,7 +191,7 @@ def _spaced(text: str, parse: _Parse) -> Iterator[tuple[list[str], int]]:
 
 
 def problem(text: str, separators: Sequence[str]) -> str:
-    """Return why a text is no table under any of these separators: by the one under which most records fit."""
+    """Return why a text is no table under any of these separators, for the separator that fits most records."""
     parses = [(_parsed(text, separator), separator) for separator in separators]
     parse, separator = max(parses, key=lambda pair: pair[0].share)
     if parse.problem:

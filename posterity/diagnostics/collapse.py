@@ -15,7 +15,7 @@ from posterity.priors import Normal
 
 @dataclass(frozen=True, eq=False)
 class Collapse:
-    """How far the marginals of a Gaussian over weights are from the prior, by tensor.
+    """The distance of the marginals of a Gaussian over weights from the prior, by tensor.
 
     `kl_per_weight` (R,) is in nats, `at_prior` (R,) marks weights within the tolerance of the prior, and `index` (R,)
     is the index in `names` of the tensor of each weight.

@@ -100,7 +100,7 @@ class Convergence:
 
     @property
     def judged(self) -> tuple[Quantity, ...]:
-        """The quantities that the verdict is based on: without a network's weights where its outputs are known."""
+        """The quantities that the verdict is based on: all but a network's weights if its outputs are known."""
         outputs = any(quantity.name == OUTPUTS for quantity in self.quantities)
         return tuple(quantity for quantity in self.quantities if not (outputs and quantity.of_network))
 
@@ -199,7 +199,7 @@ def convergence(q: Samples, x: Inputs | None = None, *, max_depth: int | None = 
         raise TypeError(f"convergence: q must be Samples, the posterior of a sampler. Got {shown(type(q).__name__)}.")
     if q.num_members is not None:
         raise TypeError(
-            f"convergence: each of the {q.num_members} chains is that of another problem. "
+            f"convergence: each of the {q.num_members} chains belongs to another problem. "
             "Choose one: convergence(q.member(0))."
         )
     if max_depth is not None:

@@ -20,13 +20,13 @@ from posterity.estimators.candidates import (
     Plan,
     Processes,
     TableRows,
-    planned,
-    restored,
+    load_fit,
+    make_plan,
     warp_of,
 )
 from posterity.estimators.densities import Calibration, Density, Pool, Scale, Shape, rounding
 from posterity.estimators.gaussian_process import Moments
-from posterity.estimators.trials import Trials, failed, finals, tried
+from posterity.estimators.trials import Trials, failure_message, finals, run_trials
 from posterity.evidence.stacking import stacked
 from posterity.inference import Executor, Sequential
 from posterity.inference.callbacks import bar
@@ -37,10 +37,10 @@ from posterity.processes import using
 from posterity.storage import Part, RunFolder, decode, encode
 from posterity.storage.schema import check_fields, hints, reading
 
-FEWEST = 20  # rows for which candidates are compared; fewer get the linear model
-GUARD = 0.25  # standard errors by which the squared error of the mean may lie above the least
-PSEUDO_ROWS = 1.0  # for each candidate, in the stacking of classes
-REST = 5.0  # seconds of all but the trials, on some machine: for the bar alone
+FEWEST = 20  # least rows for a comparison; fewer get the linear model
+GUARD = 0.25  # standard errors by which the squared error of the mean may exceed the smallest
+PSEUDO_ROWS = 1.0  # of each candidate, in the stacking for classes
+REST = 5.0  # seconds of all but the trials, roughly: only for the progress bar
 RUNAWAY = 4.0  # times the budget, after which no further candidate is tried
 
 
@@ -100,7 +100,7 @@ class Stacked:
         return f"Stacked({self.sentence})"
 
     def predict(self, inputs: Tensor) -> Predictive:
-        """The predictive at inputs (N, D): of targets in the units in which they were given, or of labels."""
+        """Return the predictive at inputs (N, D), of targets in the units of the fit or of labels."""
         if inputs.dim() != 2 or inputs.shape[1] != self.columns:
             raise BadData(f"Stacked.predict: inputs must be (N, {self.columns}). Got {tuple(inputs.shape)}.")
         inputs = inputs.detach().float().to(next(iter(self.fits.values())).device)
@@ -114,18 +114,18 @@ class Stacked:
         parts = [d.normals(source, inputs) for d, source in zip(self.densities, sources, strict=True)]
         means, scales = (torch.cat(tensors) for tensors in list(zip(*(part for part, _ in parts), strict=True))[:2])
         weights = torch.cat([w * part.weights for w, (part, _) in zip(shares.to(means), parts, strict=True)])
-        whole = Pool({str(k): w for k, w in enumerate(self.weights.values())})
-        epistemic = whole.moments({str(k): own for k, (_, own) in enumerate(parts)}).epistemic
+        pool = Pool({str(k): w for k, w in enumerate(self.weights.values())})
+        epistemic = pool.moments({str(k): own for k, (_, own) in enumerate(parts)}).epistemic
         return NormalsPredictive(means, scales, weights, epistemic)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all but the seconds into the run folder `path`, atomically; `Stacked.load` reads it back."""
+        """Write the model into the run folder `path`, atomically and without the seconds; see `Stacked.load`."""
         folder = RunFolder(path)
         folder.refuse()
         folder.commit(self.parts(), drop=["fit-*"])
 
     def parts(self) -> dict[str, Part]:
-        """Return all but the seconds as parts of a run folder."""
+        """Return the model, without the seconds, as parts of a run folder."""
         tensors: dict[str, Tensor] = {}
         names = {name: f"fit-{index}" for index, name in enumerate(self.fits)}
         scores = [score[:3] for score in self.scores]  # equal fits give equal bytes: no seconds
@@ -137,16 +137,16 @@ class Stacked:
     def load(cls, path: str | os.PathLike[str], device: torch.device | str | None = None) -> "Stacked":
         """Read what `save` wrote; raises BadFolder for anything else."""
         folder, where = RunFolder(path), repr(os.fspath(path))
-        part, place = folder.read("stacked"), torch.device("cpu" if device is None else device)
+        part, target = folder.read("stacked"), torch.device("cpu" if device is None else device)
         with reading(f"Run folder {where}: part 'stacked'"):
-            tensors = {name: tensor.to(place) for name, tensor in part.tensors.items()}
+            tensors = {name: tensor.to(target) for name, tensor in part.tensors.items()}
             own: dict[str, Any] = {name: decode(part.config[name], tensors) for name in (*_STORED, "scores", "fits")}
             kinds = {**hints(Stacked), "scores": list[tuple[str, float, float]], "fits": dict[str, str]}
             check_fields("Stacked", own, {name: kinds[name] for name in own})
             stored, names = own.pop("scores"), own.pop("fits")
             scores = tuple(Score(name, density, error, math.nan) for name, density, error in stored)
             sizes = own["columns"], own["outputs"]
-            fits = {name: restored(folder.read(k), *sizes, where, k, place) for name, k in names.items()}
+            fits = {name: load_fit(folder.read(k), *sizes, where, k, target) for name, k in names.items()}
             return cls(fits=fits, scores=scores, **own)
 
 
@@ -177,7 +177,7 @@ def fit_automatic(
       `scale` times them (they tell whether a target is positive, and may have a log); or labels (N,) below `classes`.
     - `weights` (N,): of the rows. Rows of weight 0 are left out.
     - `groups` or `times` (N,): folds by group or in time order, as in `folds`.
-    - `seconds`: the budget, on two CPU cores. It buys a fixed plan (`planned`) of candidates, folds and steps that
+    - `seconds`: the budget, on two CPU cores. It buys a fixed plan (`make_plan`) of candidates, folds and steps that
       depends on rows, columns and budget alone, so that the same seed gives the same result. The clock only stops a
       runaway: after four times the budget no further candidate is tried, and the sentence says so.
     - `executor`: where the candidates are fitted, each of them a piece of work; None: in turn. No number depends on it.
@@ -198,7 +198,7 @@ def fit_automatic(
     key, begin, count = Key(seed), time.time(), len(rows.inputs)
     by = {"groups": groups, "times": times}
     chosen = {name: np.asarray(given)[kept.numpy()] for name, given in by.items() if given is not None}
-    plan = planned(count, rows.inputs.shape[1], rows.outputs, seconds, dependent=bool(chosen))
+    plan = make_plan(count, rows.inputs.shape[1], rows.outputs, seconds, dependent=bool(chosen))
     if count < FEWEST:
         return _alone(rows, plan, key)
     labels = rows.targets.cpu() if rows.classes else None
@@ -208,9 +208,9 @@ def fit_automatic(
     executor = executor or Sequential()
     parts = folds_of(count, plan.folds, labels=labels, seed=seed, **chosen)
     candidates = _candidates(rows, plan, mean, scale)
-    whole = sum(candidate.seconds for candidate in candidates) + REST
-    with bar("auto", whole, wanted=progress, in_seconds=True) as shown:
-        trials = tried(rows, candidates, parts, plan, key, begin + RUNAWAY * seconds, executor, shown)
+    total_seconds = sum(candidate.seconds for candidate in candidates) + REST
+    with bar("auto", total_seconds, wanted=progress, in_seconds=True) as shown:
+        trials = run_trials(rows, candidates, parts, plan, key, begin + RUNAWAY * seconds, executor, shown)
         if rows.classes:
             return _classes(rows, trials, executor)
         return _regression(rows, trials, sum(math.log(s) for s in scale), executor)
@@ -219,7 +219,7 @@ def fit_automatic(
 def _rows(
     inputs: Tensor, targets: Tensor, task: str, classes: int, weights: Tensor | None, device: torch.device | str | None
 ) -> tuple[TableRows, Tensor]:
-    """The rows of positive weight, and which they are."""
+    """Return the checked rows of positive weight, and the mask of these rows."""
     if task not in ("regression", "classification"):
         raise ValueError(f"fit_automatic: task must be 'regression' or 'classification'. Got {task!r}.")
     if inputs.dim() != 2 or len(targets) != len(inputs) or (weights is not None and weights.shape != targets.shape[:1]):
@@ -236,8 +236,8 @@ def _rows(
         targets = targets.reshape(-1).long()
     else:
         classes, targets = 0, targets.reshape(len(targets), -1).double()  # small positive ones have a log
-    place = inputs.device if device is None else torch.device(device)
-    inputs, targets, weights = (tensor[kept].to(place) for tensor in (inputs.float(), targets, weights.float()))
+    target = inputs.device if device is None else torch.device(device)
+    inputs, targets, weights = (tensor[kept].to(target) for tensor in (inputs.float(), targets, weights.float()))
     return TableRows(inputs, targets, weights / weights.mean(), classes), kept.cpu()
 
 
@@ -255,7 +255,7 @@ def _candidates(rows: TableRows, plan: Plan, mean: Sequence[float], scale: Seque
 
 
 def _alone(rows: TableRows, plan: Plan, key: Key) -> Stacked:
-    """The linear model, for too few rows to compare."""
+    """Fit the linear model alone: too few rows to compare candidates."""
     candidate = Linear()
     fits = {candidate.name: candidate.fits(rows, (), plan, key)[1]()}
     plain = Shape.normal(rows.inputs.device)
@@ -269,7 +269,7 @@ def _alone(rows: TableRows, plan: Plan, key: Key) -> Stacked:
 
 
 def _regression(rows: TableRows, trials: Trials, log_scale: float, executor: Executor) -> Stacked:
-    """Stack regressions; `log_scale` is the sum of the log units of targets, in which scores are told."""
+    """Stack regressions; `log_scale` is the sum of the logs of the targets' units, which scores are converted to."""
     inputs, targets = rows.inputs[trials.scored], rows.targets[trials.scored]
     weights, width = rows.weights[trials.scored].double(), targets.shape[1]
     moments: dict[str, Moments] = dict(trials.outputs)
@@ -287,7 +287,7 @@ def _regression(rows: TableRows, trials: Trials, log_scale: float, executor: Exe
         try:
             scored.append(density.scored(moments[density.source], inputs, targets, weights, trials.fold, trials.effort))
         except (PosterityError, RuntimeError, ValueError) as error:  # of the process of a fitted scale
-            trials.words.append(failed(density.name, error))
+            trials.words.append(failure_message(density.name, error))
     densities = [density for density, _ in scored]
     entries = torch.stack([log_density for _, log_density in scored], -1)  # (n, T, K)
     result = stacked(
@@ -338,21 +338,21 @@ def _score(name: str, values: Tensor, weights: Tensor, seconds: float) -> Score:
 
 
 def _listed(weights: Mapping[str, float]) -> str:
-    """Names with their weights, the largest first."""
+    """Format names with their weights, the largest first."""
     return ", ".join(f"{weight:.2f} {name}" for name, weight in sorted(weights.items(), key=lambda item: -item[1]))
 
 
 def _sentence(
     shares: Mapping[str, float], scores: Sequence[Score], density: float, trials: Trials, pool: Mapping[str, float]
 ) -> str:
-    """What was chosen and why."""
+    """Return the sentence on what was chosen and why."""
     best = max(scores, key=lambda score: score.log_density)
     linear = next((score for score in scores if score.name == Linear.name), None)
-    said = [f"Stacked by the log density of {len(trials.scored)} held-out rows: {_listed(shares)}"]
+    sentences = [f"Stacked by the log density of {len(trials.scored)} held-out rows: {_listed(shares)}"]
     if pool:
-        said[0] += f" (the means are {_listed(pool)})"
+        sentences[0] += f" (the means are {_listed(pool)})"
     against = f"the best alone, {best.name}, has {best.log_density:.3f} +- {best.standard_error:.3f}"
     if linear is not None and linear is not best:
         against += f", the {linear.name} {linear.log_density:.3f}"
-    said.append(f"the mixture has {density:.3f} nats per row (more is better), {against}")
-    return "; ".join([*said, *trials.words]) + "."
+    sentences.append(f"the mixture has {density:.3f} nats per row (more is better), {against}")
+    return "; ".join([*sentences, *trials.words]) + "."

@@ -44,15 +44,15 @@ from posterity.storage import Part, decode, encode
 
 DRAWS = 32  # of the logits of a posterior that is not a set of points
 SKEWED, HEAVY = 0.75, 10.0  # skewness and kurtosis from which a target is warped
-NETWORKS = 20.0  # seconds for the training of networks, of 60
-STEP, SPEED = 1e-3, 2e10  # seconds of a step apart from its products, and operations per second of these
+NETWORKS = 20.0  # seconds for training networks out of a budget of 60
+STEP, SPEED = 1e-3, 2e10  # seconds of a step without its matrix products, and operations per second of these
 EVIDENCE = "evidence"  # label of the key that draws the rows by which hyper-parameters are chosen
-FEW = 2000  # rows below which each fold chooses its own hyper-parameters; else rows that chose them are not scored
-MOST_ODDS = 1200  # rows times the cube root of the classes, up to which Gaussian processes have log odds
+FEW = 2000  # rows below which each fold chooses its own hyper-parameters; beyond, rows that chose them are not scored
+MOST_ODDS = 1200  # largest product of rows and the cube root of classes for Gaussian processes of log odds
 ODDS_CLASSES = 5
-COSTLIER = 4.0  # times that an evaluation of the evidence of a class costs more than one of a real target
-MOST = 50_000  # rows that a Gaussian process keeps
-FURTHEST_LOG, WIDEST_LOG = 100.0, 5.0  # of the mean and the standard deviation of a warped target: e^x stays finite
+COSTLIER = 4.0  # cost of an evaluation of the evidence for a class, relative to one for a number
+MOST = 50_000  # most rows of a Gaussian process
+FURTHEST_LOG, WIDEST_LOG = (100.0, 5.0)  # limits of mean and scale of a warped target
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class TableRows:
     classes: int
 
     def on(self, rows: Tensor) -> "TableRows":
-        """Some of the rows."""
+        """Return some of the rows."""
         return TableRows(self.inputs[rows], self.targets[rows], self.weights[rows], self.classes)
 
     @property
@@ -78,27 +78,27 @@ class TableRows:
 
     @property
     def data(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What a network is fitted to."""
+        """The data for `infer`: inputs, targets and weights."""
         return self.inputs, self.targets if self.classes else self.targets.to(self.inputs.dtype), self.weights
 
     @property
     def likelihood(self) -> Likelihood:
-        """The likelihood of a network, its noise left out."""
+        """The likelihood of a network; its noise is left to the fit."""
         return Categorical() if self.classes else Gaussian()
 
     @property
     def one_hot(self) -> Tensor:
-        """Whether a row is of class 1, (N, 1), or of each of more than two classes, (N, C)."""
+        """Labels in one-hot coding (N, C); for two classes only the column of class 1, (N, 1)."""
         each = nn.functional.one_hot(self.targets, self.classes).double()
         return each[:, 1:] if self.classes == 2 else each
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a budget buys: folds and scored rows, the rows and evaluations of an evidence, and the networks' training.
+    """The work for a budget: folds, scored rows, rows and evaluations of the evidence, and training of networks.
 
-    Up to 2,000 rows, and always where rows depend on each other, each fold settles the hyper-parameters by its own
-    rows. `steps` is 0 where networks are left out.
+    Up to 2,000 rows, and always for dependent rows, each fold chooses the hyper-parameters by its own rows. `steps` is
+    0 if networks are left out.
     """
 
     folds: int
@@ -115,12 +115,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Warp:
-    """A monotone function of a standardised target, whose values `mean` and `spread` standardise.
+    """A monotone function of a standardised target; `mean` and `spread` standardise its values.
 
     **Math**: z = log(y + shift), or asinh((y - shift) / scale). For z ~ N(m, v) y has the moments of a
     log-normal, or E y = shift + scale e^(v/2) sinh m and Var y = scale^2 (e^v - 1) (e^v cosh 2m + 1) / 2.
 
-    **Limit**: exact up to |m| = 100 and v = 25, where both stop.
+    **Limit**: exact up to |m| = 100 and v = 25, where both are cut off.
     """
 
     positive: bool
@@ -130,12 +130,12 @@ class Warp:
     spread: float
 
     def of(self, targets: Tensor) -> Tensor:
-        """The standardised warped targets."""
+        """Return the standardised warped targets."""
         moved = (targets + self.shift).log() if self.positive else torch.asinh((targets - self.shift) / self.scale)
         return (moved - self.mean) / self.spread
 
     def moments(self, warped: Moments) -> Moments:
-        """Moments of the targets from normal warped ones: those of the log-normal distribution, or of its sinh."""
+        """Return moments of the targets whose warped values are normal: log-normal ones, or those of a sinh."""
         m = (self.mean + self.spread * warped.mean).clamp(-FURTHEST_LOG, FURTHEST_LOG)
         v = (self.spread**2 * warped.variance).clamp_max(WIDEST_LOG**2)
         if self.positive:
@@ -152,19 +152,19 @@ class Fitted(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where it takes inputs."""
+        """The device of its inputs."""
 
     @abstractmethod
     def moments(self, inputs: Tensor) -> Moments:
-        """Moments of standardised targets."""
+        """Return moments of the standardised targets."""
 
     @abstractmethod
     def logits(self, inputs: Tensor) -> Tensor:
-        """Draws of logits before calibration, (S, N, C)."""
+        """Return draws of logits before calibration, (S, N, C)."""
 
     @abstractmethod
     def part(self) -> Part:
-        """The fit as a part of a run folder, which `restored` reads."""
+        """Return the fit as a part of a run folder; see `load_fit`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +205,7 @@ class Process(Fitted):
         return self.process.inputs.device
 
     def on(self, rows: Tensor) -> "Process":
-        """The same process conditioned on some of its rows."""
+        """Return the process conditioned on some of its rows."""
         return replace(self, process=self.process.on(rows))
 
     def moments(self, inputs: Tensor) -> Moments:
@@ -224,8 +224,8 @@ class Process(Fitted):
         return Part({name: encode(value, tensors, name) for name, value in values.items()}, tensors)
 
 
-def restored(part: Part, columns: int, outputs: int, where: str, name: str, device: torch.device) -> Fitted:
-    """Read a fit back from its part; `where` names the run folder in messages."""
+def load_fit(part: Part, columns: int, outputs: int, where: str, name: str, device: torch.device) -> Fitted:
+    """Load a fit from its part; `where` names the run folder in messages."""
     match dict(part.config):
         case {"hidden": list(hidden), "posterior": dict(config), **others} if not others:
             sizes = tuple(int(size) for size in hidden if isinstance(size, int))
@@ -245,19 +245,19 @@ Fits = tuple[list[Fitted], Callable[[], Fitted]]
 
 @dataclass(frozen=True)
 class Candidate(ABC):
-    """A way to fit rows, its name in the sentence."""
+    """A kind of model to compare; `name` stands in the sentence on the choice."""
 
     name: ClassVar[str]
-    seconds = 5.0  # of its fits to all folds on some machine: for the bar alone
+    seconds = 5.0  # of its fits to all folds, roughly: only for the progress bar
 
     @abstractmethod
     def fits(self, rows: TableRows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
-        """Fit the training rows of each fold."""
+        """Fit the training rows of each fold; return these fits, and a function for the final fit."""
 
 
 @dataclass(frozen=True)
 class Linear(Candidate):
-    """A linear model with the scales of prior and noise of largest evidence of all rows, the scored ones too."""
+    """A linear model; the scales of its prior and noise maximise the evidence of all rows, scored ones included."""
 
     name = "linear model"
     seconds = 1.0
@@ -277,9 +277,9 @@ class Linear(Candidate):
 
 @dataclass(frozen=True)
 class Networks(Candidate):
-    """An ensemble of the networks of all folds, each scored by rows that it has not seen.
+    """An ensemble of networks, fitted to the training rows of each fold and scored by its test rows.
 
-    Only the scales of prior and noise, of largest evidence, are of all rows: a handful of numbers.
+    Only the few scales of prior and noise are chosen by the evidence of all rows.
     """
 
     name = "networks"
@@ -296,7 +296,7 @@ class Networks(Candidate):
         left = torch.ones_like(rows.weights, dtype=torch.bool)
         for fold in folds:
             left[fold.train] = False
-        # Keep the members of the folds, unless no fold was fitted to some rows, as to the last in time order.
+        # The final fit joins the members of all folds, unless some rows were in no training set, as in time order.
         final = partial(fit, rows, len(folds)) if bool(left.any()) else partial(Mixture, posteriors)
         return [Network(plan.hidden, posterior) for posterior in posteriors], partial(_network, plan.hidden, final)
 
@@ -331,13 +331,13 @@ class Processes(Candidate):
 
     @staticmethod
     def have_many_columns(rows: TableRows) -> bool:
-        """Whether the columns are too many for a length scale each."""
+        """Return whether there are too many columns for a length scale each."""
         return rows.inputs.shape[1] > WIDEST
 
     @staticmethod
     def have_odds(rows: TableRows) -> bool:
-        """Whether the rows have classes, both few enough for a likelihood."""
-        few = 2 <= rows.classes <= ODDS_CLASSES  # of more, the rows of an evidence show each too rarely
+        """Return whether rows and classes are few enough for a process of log odds."""
+        few = 2 <= rows.classes <= ODDS_CLASSES  # with more, the rows of the evidence have too few of each
         return few and len(rows.inputs) * rows.one_hot.shape[1] ** (1 / 3) <= MOST_ODDS
 
     def fits(self, rows: TableRows, folds: Sequence[Fold], plan: Plan, key: Key) -> Fits:
@@ -357,8 +357,8 @@ class Processes(Candidate):
         everything = torch.ones_like(kept).nonzero().squeeze(1)
         if plan.settled_by_fold or self.selected:
             return [*map(settled, tracked(trains, self.name, self.seconds))], partial(settled, everything, kept)
-        whole = settled(everything)
-        return [whole.on(train) for train in trains], partial(whole.on, kept)
+        process = settled(everything)
+        return [process.on(train) for train in trains], partial(process.on, kept)
 
     def _settled(
         self,
@@ -371,7 +371,7 @@ class Processes(Candidate):
         part: Tensor,
         kept: Tensor | None = None,
     ) -> Process:
-        """The process of these rows, or of those kept, which choose its hyper-parameters, and columns if selected."""
+        """Choose hyper-parameters, and columns if selected, by the rows `part`; condition on them or on `kept`."""
         inputs, own, weights = rows.inputs[part], targets[part], rows.weights[part]
         basis = selected_columns(inputs, own, weights) if self.selected else components
         process = kind.of(self.rough, projected(inputs, basis), own, weights)
@@ -380,22 +380,22 @@ class Processes(Candidate):
 
 
 def network(inputs: int, hidden: Sequence[int], outputs: int, key: Key | None = None) -> nn.Module:
-    """The module of a candidate; it starts from the key, without a change of torch's own generator."""
+    """Make the module of a candidate, with first weights from the key; torch's generator is not used."""
     with seeded(0 if key is None else key.seed % (1 << 63)):
         return MLP((inputs, *hidden, outputs), activation="silu") if hidden else nn.Linear(inputs, outputs)
 
 
 def scaled(rows: TableRows, hidden: Sequence[int], key: Key) -> Joint:
-    """The problem of a network of all rows, with the scales of prior and noise of largest evidence."""
+    """Return the joint of a network, with the scales of prior and noise that maximise the evidence of all rows."""
     module = network(rows.inputs.shape[1], hidden, rows.outputs, key).to(rows.inputs.device)
     joint = Joint(module, rows.likelihood, Normal(), num_data=len(rows.inputs))
     return by_evidence(joint, as_data(rows.data), None, key)
 
 
 def warp_of(targets: Tensor, mean: Sequence[float], scale: Sequence[float]) -> Warp | None:
-    """The warp of a single target that makes it less skewed or less heavy-tailed; None where neither is needed.
+    """Return a warp that makes a single target less skewed or less heavy-tailed; None if it needs none.
 
-    `mean` and `scale` lead from the standardised targets (N, T) back to the originals, which may be positive.
+    The original targets are `mean` + `scale` times the standardised ones (N, T), and may be positive.
     """
     if targets.shape[1] > 1:
         return None
@@ -415,7 +415,7 @@ def warp_of(targets: Tensor, mean: Sequence[float], scale: Sequence[float]) -> W
 
 
 def _shape(values: Tensor) -> tuple[float, float]:
-    """Skewness and kurtosis."""
+    """Return skewness and kurtosis."""
     away = values - values.mean()
     variance = float(away.square().mean())
     if not variance > 0:
@@ -423,10 +423,10 @@ def _shape(values: Tensor) -> tuple[float, float]:
     return float(away.pow(3).mean()) / variance**1.5, float(away.pow(4).mean()) / variance**2
 
 
-def planned(rows: int, columns: int, outputs: int, seconds: float, dependent: bool = False) -> Plan:
-    """The plan that a budget buys, from rows, columns, outputs and seconds alone.
+def make_plan(rows: int, columns: int, outputs: int, seconds: float, dependent: bool = False) -> Plan:
+    """Return the plan for a budget in seconds; it depends on nothing but these arguments.
 
-    Rows that are `dependent`, of groups or in time order, tell of each other: each fold chooses its hyper-parameters.
+    For `dependent` rows, in groups or in time order, each fold chooses its own hyper-parameters.
     """
     by_fold = rows < FEW or dependent
     share = max(0.05, min(4.0, seconds / 60.0))

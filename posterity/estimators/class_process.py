@@ -51,13 +51,13 @@ class ClassProcess(GaussianProcess):
 
     def log_prior(self) -> Tensor:
         columns = self.inputs.shape[1]
-        size = torch.tensor([0.0, 0.5 * math.log(max(1, columns))]).to(self.values)  # separable classes set no limit
+        size = torch.tensor([0.0, 0.5 * math.log(max(1, columns))]).to(self.values)  # separable classes do not bound f
         spreads = (self.values[columns : columns + 2] + size - SPREAD[0]) / SPREAD[1]
         prior: Tensor = super().log_prior() - 0.5 * spreads.square().sum()
         return prior
 
     def predict(self, inputs: Tensor) -> Moments:
-        """Mean and variance (N, K) of the log odds; all of the variance would go with more rows."""
+        """Return mean and variance (N, K) of the log odds; all of the variance is epistemic."""
         kernel = self.kernel(self.inputs, self.inputs)
         mode = _Mode.of(kernel + JITTER * _eye(kernel), self.targets.T, self.weights)
         chunk = max(1, CELLS // self.targets.numel())
@@ -73,7 +73,7 @@ class ClassProcess(GaussianProcess):
 
 @dataclass(frozen=True, eq=False)
 class _Mode:
-    """The maximum f (K, N) of a log posterior, `solved` K^-1 f, and what its curvature W gives.
+    """The mode f (K, N) of a log posterior, `solved` = K^-1 f, and quantities of its curvature W.
 
     `root` is W^1/2 and `factor` the Cholesky factor of I + W^1/2 K W^1/2.
     """
@@ -85,7 +85,7 @@ class _Mode:
 
     @classmethod
     def of(cls, kernel: Tensor, targets: Tensor, weights: Tensor) -> "_Mode":
-        """Find it by Newton's method from 0, with steps halved until the log posterior rises."""
+        """Find the mode by Newton's method from 0, with steps halved until the log posterior rises."""
         solved = torch.zeros_like(targets)
         mode, height = cls._at(kernel, weights, solved), -torch.inf
         for _ in range(NEWTON_STEPS):
@@ -117,7 +117,7 @@ class _Mode:
 
 
 def _evidence(kernel: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The approximate log evidence, and its gradient with respect to the kernel (N, N).
+    """Return Laplace's approximation of the log evidence, and its gradient in the kernel matrix (N, N).
 
     The explicit part is a a^T / 2 - R / 2 with a = K^-1 f and R = (K + W^-1)^-1. The determinant moves with the
     maximum, too: its gradient with respect to f is s = -diag(Sigma) dW / 2, with Sigma = K - K R K, and

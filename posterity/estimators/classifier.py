@@ -120,11 +120,11 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         return torch.from_numpy(index), weights
 
     def _by_class(self, targets: Any) -> Any:
-        """The weight of the class of each row, (N,); 1 for classes that `class_weight` does not name."""
+        """Return the weight of each row's class, (N,); 1 for classes that `class_weight` does not name."""
         given: Any = self.class_weight
         known = np.unique(targets).tolist()
         others = [label for label in given if label not in known]
-        if others and any(label not in given for label in known):  # rows for which all are named may lack a class
+        if others and any(label not in given for label in known):  # the training rows may lack a named class
             raise ValueError(
                 f"BayesianClassifier.class_weight names {shown(others[0])}, which is no class of y. "
                 f"Name some of {shown(known)}."

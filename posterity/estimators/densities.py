@@ -19,7 +19,7 @@ ROUNDS = 60  # of EM for the shape
 EVALUATIONS = 60  # of the search for a calibration
 OFFSET = 0.5  # standard deviation of the prior of the offsets of a calibration
 USUAL = 0.95  # share of the rows that tell how targets are rounded
-LEAST = 0.01  # share of the median squared residual that is added to all, before their logarithm
+LEAST = 0.01  # share of the median squared residual that is added to all before the logarithm
 
 
 class Normals(NamedTuple):
@@ -32,7 +32,7 @@ class Normals(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The average of candidates' means with the weights of least held-out squared error.
+    """The weighted average of the candidates' means, with the smallest held-out squared error.
 
     **Math**: m(x) = sum_k w_k m_k(x) with w_k >= 0 of sum 1 that minimise sum_n v_n (y_n - m(x_n))^2 over held-out rows
     of weights v_n. `moments` are of the mixture of the candidates: variances w_k (s_k^2 + (m_k - m)^2) add up.
@@ -50,7 +50,7 @@ class Pool:
         errors = torch.stack([(targets - moments[name].mean).flatten().double() for name in names])  # (K, n T)
         shares = weights.double().repeat_interleave(targets.shape[1]) / weights.sum()
         products = (errors * shares) @ errors.T
-        jitter = 1e-10 * products.diagonal().mean() + 1e-30  # candidates may agree, and may have no error at all
+        jitter = 1e-10 * products.diagonal().mean() + 1e-30  # errors of candidates may be equal, or zero
         products = products + jitter * torch.eye(len(names)).to(products)
         best, least = {}, math.inf
         for size in range(1, len(names) + 1):
@@ -76,7 +76,7 @@ class Pool:
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """The scale of the noise around a mean: constant, the prediction's own, or this times a function of the inputs.
+    """The scale of the noise around a mean: a constant, the predictive scale, or the latter times a fitted function.
 
     **Math**: s(x)^2 = c^2 + max(0, v(x) - u), with c the root mean square of held-out residuals, v(x) the epistemic
     variance and u its mean in these rows; or s(x) = own(x) exp(g(x)), with g a Gaussian process fitted to half the
@@ -94,7 +94,7 @@ class Scale:
     def around(
         cls, moments: Moments, inputs: Tensor, targets: Tensor, weights: Tensor, several: bool
     ) -> Iterator[tuple[str, "Scale"]]:
-        """Scales for these held-out rows, and their names; the own one where the mean is of several candidates."""
+        """Yield the scales to try and their names; the predictive scale only if the mean is of several candidates."""
         residuals = targets - moments.mean
         shares = weights / weights.sum()
         yield (
@@ -110,13 +110,13 @@ class Scale:
         yield "a fitted scale", cls(process=process, basis=basis)
 
     def settled(self, rows: Tensor, most: int, evaluations: int) -> "Scale":
-        """The scale fitted to these rows alone."""
+        """Return the scale fitted to these rows."""
         if self.process is None:
             return self
         return replace(self, process=self.process.on(rows).settled(most, evaluations, Key(0).fold("scale")))
 
     def at(self, moments: Moments, inputs: Tensor) -> Tensor:
-        """The scale at inputs, (N, T)."""
+        """Return the scale at inputs, (N, T)."""
         if self.constant is not None and self.usual is not None:
             return (self.constant.square() + (moments.epistemic - self.usual).clamp_min(0.0)).sqrt()
         own = moments.variance.sqrt()
@@ -126,7 +126,7 @@ class Scale:
 
 
 def features(moments: Moments, inputs: Tensor, basis: Tensor | None) -> Tensor:
-    """Inputs of the process of the log scale: the columns, the means and the log of their own scales."""
+    """Return the inputs of the process of the log scale: columns, means and logs of predictive scales."""
     return torch.cat([projected(inputs, basis), moments.mean, 0.5 * moments.variance.log()], 1)
 
 
@@ -164,7 +164,7 @@ class Shape:
 
     @classmethod
     def normal(cls, device: torch.device) -> "Shape":
-        """A standard normal."""
+        """Return a standard normal."""
         one = torch.ones(1, dtype=torch.float64, device=device)
         return cls(one, torch.zeros_like(one), one)
 
@@ -199,9 +199,9 @@ class Density:
     def scored(
         self, moments: Moments, inputs: Tensor, targets: Tensor, weights: Tensor, fold: Tensor, effort: tuple[int, int]
     ) -> tuple["Density", Tensor]:
-        """The density with scale and shape fitted, and log densities (n, T) of targets, unseen by a fitted scale.
+        """Fit scale and shape; return the density and held-out log densities (n, T) of the targets.
 
-        `effort` is the number of rows and evaluations by which the scale is settled, for each fold by the others.
+        The scale of a fold is fitted to the other folds, with `effort` (rows, evaluations).
         """
         scale = torch.empty_like(targets)
         for number in sorted(set(fold.tolist())):
@@ -217,7 +217,7 @@ class Density:
         return density, each.logsumexp(0) - HALF_LOG_TWO_PI
 
     def normals(self, moments: Moments, inputs: Tensor) -> tuple[Normals, Moments]:
-        """The mixture of normals at inputs, and the moments, whose epistemic part is the same share of the variance."""
+        """Return the mixture of normals at inputs, and its moments with an unchanged share of epistemic variance."""
         assert self.shape is not None
         scale = self.scale.at(moments, inputs)
         before = moments.variance if self.scale.constant is None else scale.square()
@@ -226,10 +226,10 @@ class Density:
         return self._around(moments.mean, scale), Moments(moments.mean, after, moments.epistemic * after / before)
 
     def _around(self, mean: Tensor, scale: Tensor) -> Normals:
-        """The mixture of normals of this mean and scale, (N, T)."""
+        """Return the mixture of normals with this mean and scale, (N, T)."""
         assert self.shape is not None
         own = scale * self.shape.scales.view(-1, 1, 1)
-        scales = torch.maximum(own, self.rounding.to(own))  # residuals, to which the shape is fitted, have it already
+        scales = torch.maximum(own, self.rounding.to(own))  # the shape is fitted to residuals that contain it
         return Normals(mean + scale * self.shape.means.view(-1, 1, 1), scales, self.shape.weights)
 
 
@@ -286,21 +286,21 @@ class Calibration:
 
     @classmethod
     def none(cls, classes: int, device: torch.device) -> "Calibration":
-        """The logits as they are."""
+        """Return the calibration that changes nothing."""
         return cls(1.0, 1.0, torch.zeros(classes, dtype=torch.float64, device=device))
 
     def predictive(self, logits: Tensor) -> ClassPredictive:
-        """The predictive of draws (S, N, C)."""
+        """Return the predictive for draws of logits (S, N, C)."""
         draws = _log_draws(logits, self.slope, self.spread, self.offsets)
         return ClassPredictive.of_log_probs(draws, draws.dtype)
 
 
 def _limited(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Slope within e^-3 and e^3, and spread within 0 and 2, both 1 at the start."""
+    """Map two numbers to a slope in (e^-3, e^3) and a spread in (0, 2); zeros give 1 and 1."""
     return (3.0 * torch.tanh(values[0] / 3.0)).exp(), 1.0 + torch.tanh(values[1])
 
 
 def _log_draws(logits: Tensor, slope: float | Tensor, spread: float | Tensor, offsets: Tensor) -> Tensor:
-    """Log probabilities of each draw, (S, N, C)."""
+    """Return the calibrated log probabilities of each draw, (S, N, C)."""
     mean = logits.mean(0)
     return (slope * (mean + spread * (logits - mean)) + offsets).log_softmax(-1)

@@ -1,4 +1,4 @@
-"""The way from frames and arrays to the tensors of a network: inputs, targets and weights of an estimator."""
+"""Conversion of frames and arrays to tensors: inputs, targets and weights of an estimator."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from posterity.errors import BadData, shown
 
 
 def checked(array: Any, **settings: Any) -> Any:
-    """Return what scikit-learn's `check_array` makes of the array; its types can only be guessed from its defaults."""
+    """Return `check_array(...)` of scikit-learn, which has no types that mypy could use."""
     from sklearn.utils import check_array  # takes seconds to import
 
     return check_array(array, **settings)
@@ -77,7 +77,7 @@ class Encoding:
 
 
 def _weighted(encoding: InputColumn, column: Any, decimal: str, weights: Any) -> InputColumn:
-    """The encoding with the weighted mean and standard deviation of its column; medians stay as they are."""
+    """Return the encoding with the weighted mean and standard deviation of its column; its median is unweighted."""
     if encoding.kind == "category" or encoding.part or (weights == weights[0]).all():
         return encoding
     values = column.truths(encoding.categories) if encoding.kind == "boolean" else column.numbers(decimal)
@@ -89,7 +89,7 @@ def _weighted(encoding: InputColumn, column: Any, decimal: str, weights: Any) ->
 
 
 def as_rows(X: Any) -> Any:
-    """Return frames as they are and everything else as an array (N, D) of numbers or objects; raises where it is none.
+    """Return frames unchanged and other tables as arrays (N, D) of numbers or objects; raise BadData otherwise.
 
     Missing values may be NaN or None.
     """
@@ -109,7 +109,7 @@ def as_rows(X: Any) -> Any:
 
 
 def as_targets(y: Any) -> Any:
-    """Return the targets of a regression, (N,) or (N, T) in float64; raises where they are no finite numbers."""
+    """Return the targets of a regression, (N,) or (N, T) in float64; raise BadData unless they are finite numbers."""
     array = checked(_array(y, "y"), dtype=None, ensure_2d=False, input_name="y", ensure_all_finite=False)
     text = next((value for value in array.flat if isinstance(value, str)), None) if array.dtype.kind in "OU" else None
     if text is not None:
@@ -123,7 +123,7 @@ def as_targets(y: Any) -> Any:
 
 
 def as_labels(y: Any) -> Any:
-    """Return the labels of a classification as an array (N,); raises where one is missing."""
+    """Return the labels of a classification as an array (N,); raise BadData if one is missing."""
     from sklearn.utils import column_or_1d
     from sklearn.utils.multiclass import check_classification_targets
 
@@ -132,13 +132,13 @@ def as_labels(y: Any) -> Any:
     if missing:
         raise BadData(f"y must have a label in every row. Got none in row {missing[0]}: input contains NaN. Drop it.")
     if labels.dtype.kind == "f":
-        checked(labels, ensure_2d=False, input_name="y")  # infinities
+        checked(labels, ensure_2d=False, input_name="y")  # refuses infinities
     check_classification_targets(labels)
     return labels
 
 
 def as_weights(sample_weight: Any, count: int) -> Any:
-    """Return the weights of the rows (N,) in float64, ones for None; raises where they are none."""
+    """Return the weights of the rows (N,) in float64, ones for None; raise BadData for invalid ones."""
     if sample_weight is None:
         return np.ones(count)
     try:
@@ -176,7 +176,7 @@ def moments(values: Any, weights: Any) -> tuple[tuple[float, ...], tuple[float, 
 
 
 def _array(value: Any, name: str) -> Any:
-    """Return tensors, Series and frames as NumPy arrays, everything else as it is."""
+    """Convert tensors, Series and frames to NumPy arrays; return other values unchanged."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided:
             raise TypeError(f"{name} must be dense. Got a sparse tensor. Use {name}.to_dense().")

@@ -1,4 +1,4 @@
-"""The base of estimators: parameters, the fit by a method, and what predictions have in common."""
+"""The base class of estimators: parameters, fit, conformal calibration, prediction and storage."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ from posterity.errors import BadData, BadFolder, positive, positive_whole, shown
 from posterity.estimators import folders
 from posterity.estimators.automatic import Stacked, fit_automatic
 from posterity.estimators.encoding import Encoding, as_rows, as_weights
-from posterity.estimators.stages import HIDDEN, Fit, Rows, made
+from posterity.estimators.stages import HIDDEN, Fit, Rows, make_module
 from posterity.inference import Method
 from posterity.inference.folds import folds as folds_of
 from posterity.likelihoods import Likelihood
@@ -41,7 +41,7 @@ logger = logging.getLogger("posterity")
 AUTO = "auto"
 DEVICES = ("auto", "cpu", "cuda")
 CONFORMAL = ("split", "cv+", "jackknife+")
-FOLDS = 5  # of cv+; split keeps one of as many for calibration
+FOLDS = 5  # of cv+; split calibrates on one fold of as many
 
 
 class Decomposition(NamedTuple):
@@ -56,7 +56,7 @@ class Decomposition(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
-    """What `BayesianRegressor` and `BayesianClassifier` share."""
+    """Base of `BayesianRegressor` and `BayesianClassifier`."""
 
     method: str | Method = option(
         AUTO, help="auto, a word of the command line (posterity fit --help lists them), or a Method of posterity."
@@ -93,7 +93,7 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
 
     @abstractmethod
     def _task(self) -> Literal["regression", "classification"]:
-        """The task, in the word of data sets."""
+        """Return the task, as data sets name it."""
 
     @abstractmethod
     def _read_targets(self, y: Any) -> Any:
@@ -105,23 +105,23 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
 
     @abstractmethod
     def _likelihood(self) -> Likelihood:
-        """The likelihood of the encoded targets."""
+        """Return the likelihood of the encoded targets."""
 
     @abstractmethod
     def _outputs(self) -> int:
-        """Number of outputs of the network."""
+        """Return the number of outputs of the network."""
 
     @abstractmethod
     def _units(self) -> dict[str, Any]:
-        """What `fit_automatic` is told of the targets."""
+        """Return the arguments of `fit_automatic` about the targets."""
 
     @abstractmethod
     def _in_units(self, pred: Predictive) -> Predictive:
-        """The predictive in the units of the targets."""
+        """Return the predictive in the units of the targets."""
 
     @abstractmethod
     def _calibrated(self, predictives: list[Predictive], targets: list[Any], order: Order) -> Conformal:
-        """Score the rows that each model has not seen."""
+        """Return the conformal scores of the calibration rows, from the predictive of each model at its rows."""
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None, times: Any = None) -> Self:
         """Fit to the rows of X, a frame, array or tensor, and their targets y.
@@ -131,7 +131,7 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         which then hold whole groups, or come in time order.
         """
         self._check_settings(groups, times)
-        for name in self._fitted():  # a fit that fails leaves nothing of the last one
+        for name in self._fitted():  # a failed fit must not leave attributes of an earlier one
             delattr(self, name)
         self.seed_ = as_key(self.random_state).seed
         rows, targets = self._read(X, y, reset=True)
@@ -182,11 +182,12 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
             )
         count = len(used) if self.conformal == "jackknife+" else min(FOLDS, len(used))
         for name, blocks in by.items():
-            if blocks is not None:  # a group stays together, and the earliest rows are in no fold
+            if blocks is not None:  # folds hold whole groups, and in time order the earliest rows are in no fold
                 count = min(count, len(np.unique(blocks)) - (name == "times"))
-        parts = folds_of(len(used), count, seed=self.seed_, **by)  # alike in classes they would not be exchangeable
+        # Folds are not stratified: rows of stratified folds are not exchangeable.
+        parts = folds_of(len(used), count, seed=self.seed_, **by)[-1 if self.conformal == "split" else 0 :]
         models: list[Self] = []
-        for part in parts[-1:] if self.conformal == "split" else parts:
+        for part in parts:
             seen = np.zeros_like(weights)
             seen[used[part.train.numpy()]] = weights[used[part.train.numpy()]]
             model: Any = clone(self)
@@ -199,14 +200,14 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         else:
             self._fit(as_rows(X), targets, weights, given)
             self.fold_models_ = models
-        tests = [used[part.test.numpy()] for part in (parts[-1:] if self.conformal == "split" else parts)]
+        tests = [used[part.test.numpy()] for part in parts]
         predictives = [model._predict(as_rows(X), test) for model, test in zip(models, tests, strict=True)]
         order: Order = "group" if by["groups"] is not None else "time" if by["times"] is not None else "random"
         self.conformal_ = self._calibrated(predictives, [targets[test] for test in tests], order)
         return self
 
     def guarantee(self, level: float = 0.9) -> str:
-        """Return what `conformal` promises of intervals or sets of this level, in a sentence."""
+        """Return the conformal guarantee for intervals or sets of this level, in a sentence."""
         sentence: str = self._conformal().guarantee(level)
         return sentence
 
@@ -218,7 +219,7 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         return self.conformal_
 
     def _fold_predictives(self, X: Any) -> list[Predictive]:
-        """The predictives of X by the models that scored the calibration rows."""
+        """Return the predictives of X by the models that scored the calibration rows."""
         return [model.predict_distribution(X) for model in getattr(self, "fold_models_", (self,))]
 
     def predict_distribution(self, X: Any) -> Predictive:
@@ -228,7 +229,7 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         return self._predict(rows)
 
     def _predict(self, rows: Any, index: Any = None) -> Predictive:
-        """The predictive of rows that were checked, or of some of them."""
+        """Return the predictive of checked rows, or of those at `index`."""
         notes: list[str] = []
         inputs = self.encoding_.transform(rows, notes, index)
         for note in notes:
@@ -239,7 +240,7 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
             return self._in_units(self.posterior_.predict(inputs))
 
     def decompose(self, X: Any) -> Decomposition:
-        """Split the uncertainty of each prediction: noise that stays, and what more rows would remove."""
+        """Split the uncertainty of each prediction into noise, and the part that more rows would remove."""
         pred = self.predict_distribution(X)
         return Decomposition(self._shaped(pred.aleatoric, X), self._shaped(pred.epistemic, X))
 
@@ -264,7 +265,7 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         network: nn.Module | Callable[[int, int], nn.Module] | None = None,
         device: str = "auto",
     ) -> Self:
-        """Read the estimator that `save` has written; `network` is its network, where that was one of your own."""
+        """Load the estimator that `save` wrote; pass `network` again if you gave the network of the fit."""
         parameters, fitted = folders.read(path, cls.__name__)
         known = [name for name in describe(cls) if name not in ("network", "device")]
         for name in parameters:
@@ -285,7 +286,7 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         if (config := folders.network(path)) is None and self.method == AUTO:
             return Stacked.load(path, device)
         if self.network is not None:
-            module = made(self.network, len(self.encoding_.features), self._outputs(), self.seed_, device)
+            module = make_module(self.network, len(self.encoding_.features), self._outputs(), self.seed_, device)
         elif config is not None:
             module = MLP(**config).to(device)
         else:
@@ -297,11 +298,11 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         return self.predict_distribution(X).sample(n, Key(self.seed_).fold("sample"))
 
     def _given(self, values: Tensor, X: Any) -> Any:
-        """Values as arrays in float64, or as tensors where X is a tensor."""
+        """Return values as float64 arrays, or as tensors if X is a tensor."""
         return given_as(values.to(X.device) if isinstance(X, Tensor) else values, X)
 
     def _shaped(self, values: Tensor, X: Any) -> Any:
-        """Values of each row's prediction in its shape and in float64, as arrays or tensors."""
+        """Return values for each prediction, in its shape and in float64, as arrays or tensors."""
         return self._given(values.double(), X)
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -365,7 +366,7 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
         return torch.device("cuda" if wanted == "cuda" else "cpu")
 
     def _fitted(self) -> list[str]:
-        """The names of the attributes that a fit has set."""
+        """Return the names of the attributes that a fit has set."""
         return [name for name in vars(self) if name.endswith("_") and not name.startswith("_")]
 
     def _by_auto(self, rows: Rows, notes: list[str], given: dict[str, Any]) -> Stacked:
@@ -385,5 +386,5 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
 
 
 def _names(given: Any) -> bool:
-    """Whether something is a collection of strings, and no string."""
+    """Return whether a value is a collection of strings, not a string."""
     return not isinstance(given, str) and np.iterable(given) and all(isinstance(name, str) for name in given)

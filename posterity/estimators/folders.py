@@ -29,7 +29,7 @@ def save(
     fitted: dict[str, Any],
     posterior: Posterior | Stacked,
 ) -> None:
-    """Write an estimator's parameters, what its fit has noted, and the posterior into a run folder."""
+    """Write an estimator's parameters, its fitted attributes and the posterior into a run folder."""
     tensors: dict[str, Any] = {}
     config: dict[str, Any] = {"estimator": name, "network": None}
     for field, values in (("parameters", parameters), ("fitted", fitted)):
@@ -50,11 +50,11 @@ def folds(path: str | os.PathLike[str], *, new: bool = False) -> Iterator[Path]:
 
 
 def read(path: str | os.PathLike[str], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the parameters and fitted values that `save` has written; BadFolder where they are not sound."""
+    """Return the parameters and fitted attributes that `save` wrote; raise BadFolder for anything else."""
     folder = RunFolder(path)
     if folder.exists() and "estimator" not in (parts := folder.parts()) and "task" in parts:
         raise BadFolder(
-            f"{os.fspath(path)!r} holds a run of the command line, no {name}. Use it there: posterity predict "
+            f"{os.fspath(path)!r} holds a run of the command line, not a {name}. Use it there: posterity predict "
             f"{os.fspath(path)} --data FILE."
         )
     part = folder.read("estimator")
@@ -72,13 +72,13 @@ def read(path: str | os.PathLike[str], name: str) -> tuple[dict[str, Any], dict[
 
 
 def network(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return the configuration of the `MLP` of a folder; None where it has another network, or none."""
+    """Return the configuration of a folder's `MLP`; None for another network, or none."""
     config = RunFolder(path).read("estimator").config["network"]
     return dict(config) if isinstance(config, dict) else None
 
 
 def _plain(value: Any) -> Any:
-    """Return arrays as their dtype and values, and weights of labels as pairs; everything else as it is."""
+    """Return arrays as their dtype and values, and dicts as pairs, for JSON; other values unchanged."""
     if isinstance(value, np.ndarray):
         return {"dtype": str(value.dtype), "values": value.tolist()}
     if isinstance(value, dict):
@@ -87,7 +87,7 @@ def _plain(value: Any) -> Any:
 
 
 def _rebuilt(value: Any) -> Any:
-    """Return what `_plain` was given."""
+    """Invert `_plain`."""
     if isinstance(value, dict) and value.keys() == {"dtype", "values"}:
         return np.array(value["values"], dtype=value["dtype"])
     return dict(value["pairs"]) if isinstance(value, dict) and value.keys() == {"pairs"} else value

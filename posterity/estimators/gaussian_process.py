@@ -22,7 +22,7 @@ CELLS = 1 << 22  # entries of a block of kernel values
 
 
 class Moments(NamedTuple):
-    """Mean (N, T) of targets, their variance (N, T), and the part of it that more rows would remove."""
+    """Mean and variance of targets (N, T), and the epistemic part of the variance, which more rows would remove."""
 
     mean: Tensor
     variance: Tensor
@@ -30,7 +30,7 @@ class Moments(NamedTuple):
 
 
 def random_rows(count: int, most: int, key: Key) -> Tensor:
-    """At most `most` of the row numbers below `count`, drawn by the key, on the CPU."""
+    """Draw at most `most` of the row numbers below `count` by the key, on the CPU."""
     return key.permutation(count, "cpu")[:most]
 
 
@@ -54,7 +54,7 @@ def minimise(loss: Callable[[Tensor], Tensor], start: Tensor, evaluations: int) 
 
 
 def principal_directions(inputs: Tensor) -> Tensor | None:
-    """The first 64 principal components (D, 64), as columns of mean square 1; None where there are no more columns."""
+    """Return the first 64 principal components (D, 64), scaled to mean square 1; None for at most 64 columns."""
     if inputs.shape[1] <= WIDEST:
         return None
     rows = inputs[:: 1 + len(inputs) // PRINCIPAL_ROWS].double()
@@ -65,7 +65,7 @@ def principal_directions(inputs: Tensor) -> Tensor | None:
 
 
 def selected_columns(inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """A basis (D, k) of the columns that explain targets (N, T) best, chosen one after the other.
+    """Return a basis (D, k) of the columns that explain targets (N, T) best, chosen greedily.
 
     Each is the one whose values or squares explain most of what the columns before have left of the targets, in 2,000
     rows at most. The choice ends with a column that raises the log likelihood by less than log(2 D), the gain of the
@@ -82,7 +82,7 @@ def selected_columns(inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor
     while len(chosen) < min(MOST_SELECTED, columns):
         sizes = both.norm(dim=0)
         gains = ((both.T @ left) / sizes.clamp_min(1e-300).unsqueeze(1)).square().sum(1)
-        gains[sizes <= 1e-6 * norms] = 0.0  # explained by the columns before
+        gains[sizes <= 1e-6 * norms] = 0.0  # already explained by the chosen columns
         best = int(gains.argmax())
         share = float(gains[best] / left.square().sum().clamp_min(1e-300))
         gain = -0.5 * count * targets.shape[1] * math.log(max(1.0 - share, 1e-300))
@@ -97,12 +97,12 @@ def selected_columns(inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor
 
 
 def _usual_log_scale(columns: int) -> float:
-    """Log length scale of the prior: root of the mean squared distance of rows, up to a factor."""
+    """Return the prior mean of log length scales: the log of a typical distance of rows, up to a constant."""
     return 0.5 * math.log(max(1, columns))
 
 
 def projected(inputs: Tensor, basis: Tensor | None) -> Tensor:
-    """The inputs of a Gaussian process, in float64."""
+    """Return inputs in a basis (None: unchanged), in float64."""
     return inputs.double() if basis is None else inputs.double() @ basis
 
 
@@ -142,14 +142,14 @@ class GaussianProcess:
 
     @classmethod
     def of(cls, rough: bool, inputs: Tensor, targets: Tensor, weights: Tensor) -> Self:
-        """The process on these rows, its hyper-parameters at their start."""
+        """Return the process on these rows with its initial hyper-parameters."""
         columns = inputs.shape[1]
         start = [_usual_log_scale(columns)] * columns + [0.0, -1.5, math.log(0.3), 0.0]
         values = torch.tensor(start, dtype=torch.float64, device=inputs.device)
         return cls(rough, inputs.double(), targets.double(), weights.double(), values)
 
     def on(self, rows: Tensor) -> Self:
-        """The same process conditioned on some of the rows."""
+        """Return the process conditioned on some of its rows."""
         return replace(self, inputs=self.inputs[rows], targets=self.targets[rows], weights=self.weights[rows])
 
     def settled(self, most: int, evaluations: int, key: Key) -> Self:
@@ -179,11 +179,11 @@ class GaussianProcess:
         return prior
 
     def _bounded(self, moved: Tensor) -> Tensor:
-        """The hyper-parameters after a move of at most `FURTHEST`, so that no matrix is singular."""
+        """Return the hyper-parameters after a move of at most `FURTHEST`, so that no matrix is singular."""
         return self.values + FURTHEST * torch.tanh(moved / FURTHEST)
 
     def predict(self, inputs: Tensor) -> Moments:
-        """Moments of the targets at the inputs."""
+        """Return moments of the targets at the inputs."""
         inputs = inputs.double()
         chunk = max(1, CELLS // max(len(self.inputs), self.neighbours**2))
         if len(self.inputs) > self.exact:
@@ -218,19 +218,19 @@ class GaussianProcess:
         return (2.0 * self.values[self.inputs.shape[1] + 2]).exp() + JITTER
 
     def _solved(self, inputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Cholesky factor of the covariance of the targets, and its inverse times them."""
+        """Return the Cholesky factor of the targets' covariance, and the inverse covariance times the targets."""
         factor: Tensor = torch.linalg.cholesky(self.kernel(inputs, inputs) + torch.diag_embed(self._noise / weights))
         return factor, torch.cholesky_solve(targets, factor)
 
     def prior_variance(self, inputs: Tensor) -> Tensor:
-        """Variances (n,) of the values at rows, before any target is known."""
+        """Return the prior variances (n,) of the function at rows."""
         columns = inputs.shape[1]
         spread, slope = (2.0 * self.values[columns : columns + 2]).exp()
         variance: Tensor = 1.0 + spread + slope * inputs.square().sum(1)
         return variance
 
     def kernel(self, first: Tensor, second: Tensor) -> Tensor:
-        """Covariances (..., n, m) of the values at two sets of rows."""
+        """Return prior covariances (..., n, m) of the function at two sets of rows."""
         columns = first.shape[-1]
         scales, (spread, slope) = self.values[:columns].exp(), (2.0 * self.values[columns : columns + 2]).exp()
         a, b = first / scales, second / scales

@@ -1,4 +1,4 @@
-"""The fit of a named method to the encoded rows of a table: its network, and the stages that come before it."""
+"""The fit of a method to the encoded rows of a table: its network, and the stages before it."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -25,14 +25,14 @@ LINEAR = ("conjugate", "ep")  # methods of linear models
 
 
 class Rows(NamedTuple):
-    """What a method is fitted to: inputs (N, D), targets (N, T) or labels (N,), and weights (N,)."""
+    """Rows to fit: inputs (N, D), targets (N, T) or labels (N,), and weights (N,)."""
 
     inputs: Tensor
     targets: Tensor
     weights: Tensor
 
     def data(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """What `infer` takes, in this dtype; equal weights of 1 are left out."""
+        """Return the rows for `infer` in this dtype, without the weights if all are 1."""
         numbers = self.targets.is_floating_point()
         data = (self.inputs.to(dtype), self.targets.to(dtype) if numbers else self.targets)
         return data if bool((self.weights == 1).all()) else (*data, self.weights.to(dtype))
@@ -40,7 +40,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """What a fit by a method takes, beside the rows."""
+    """A method with its problem, to be fitted to rows."""
 
     method: str | Method
     network: Any
@@ -51,7 +51,7 @@ class Fit:
     device: torch.device
 
     def __call__(self, rows: Rows, notes: list[str]) -> Posterior:
-        """Run the stages of the method; notes which network was chosen."""
+        """Run the stages of the method; add a note on the choice of the network."""
         method = self.method
         recipe = next(
             (row for row in RECIPES.values() if method == row.word or type(method).__name__ == row.label), None
@@ -69,7 +69,7 @@ class Fit:
         return posterior
 
     def _joint(self, rows: Rows, word: str, notes: list[str]) -> Joint:
-        """The problem with the network that was given, or that suits the method and the rows."""
+        """Return the joint of the given network, or of one that suits the method and the rows."""
         inputs = rows.inputs.shape[1]
 
         def problem(module: nn.Module) -> Joint:
@@ -84,7 +84,7 @@ class Fit:
             return problem(network.to(self.device))
 
         if self.network is not None:
-            return problem(made(self.network, inputs, self.outputs, self.seed, self.device))
+            return problem(make_module(self.network, inputs, self.outputs, self.seed, self.device))
         if word in LINEAR:
             return joint_with(())
         if word == "dropout":
@@ -94,8 +94,8 @@ class Fit:
         return joint_with(hidden)
 
 
-def made(network: Any, inputs: int, outputs: int, seed: int, device: torch.device) -> nn.Module:
-    """Return the module itself, or the one that the function makes, on the device."""
+def make_module(network: Any, inputs: int, outputs: int, seed: int, device: torch.device) -> nn.Module:
+    """Return the module, or the module that the function makes, on the device."""
     if isinstance(network, nn.Module):
         return network if all(p.device == device for p in network.parameters()) else copy.deepcopy(network).to(device)
     with seeded(seed):

@@ -1,4 +1,4 @@
-"""Trials of the candidates of `fit_automatic`: fits to the folds, wherever an executor runs them, and final fits."""
+"""Trials of the candidates of `fit_automatic`: fits to the folds on an executor, and final fits."""
 
 import math
 import time
@@ -19,10 +19,10 @@ from posterity.numerics.random import Key
 
 
 class Trials(NamedTuple):
-    """The scored rows and their folds, and what each candidate predicts for them by fits that have not seen them.
+    """The scored rows and their folds, and the held-out predictions of each candidate for these rows.
 
-    `effort` is what the plan has for settling a scale. `outputs` are `Moments` of (n, T), or draws of logits (S, n, C);
-    `finals` make the fits to all rows.
+    `effort`: rows and evaluations for fitting a scale. `outputs`: `Moments` of (n, T), or draws of logits (S, n, C).
+    `finals`: functions that make the final fits. `words`: messages on candidates that failed or were left out.
     """
 
     scored: Tensor
@@ -34,7 +34,7 @@ class Trials(NamedTuple):
     words: list[str]
 
 
-def tried(
+def run_trials(
     rows: TableRows,
     candidates: Sequence[Candidate],
     parts: Sequence[Fold],
@@ -46,7 +46,7 @@ def tried(
 ) -> Trials:
     """Fit all candidates to all folds, and predict the scored rows of each.
 
-    From the second on they do not begin after the time `end`. `shown` is moved by the seconds of each candidate.
+    All but the first candidate are left out after the time `end`. The bar `shown` advances by the seconds of each.
     """
     device, tests = rows.inputs.device, list[Tensor]()
     used = torch.zeros(len(rows.inputs), dtype=torch.bool, device="cpu")
@@ -54,7 +54,7 @@ def tried(
         used[random_rows(len(used), plan.evidence_rows, key.fold(EVIDENCE))] = True
     for number, part in enumerate(parts):
         free = part.test[~used[part.test]]
-        free = free if len(free) else part.test  # of a small group
+        free = free if len(free) else part.test  # all rows of a small group may be used
         chosen = random_rows(len(free), max(1, plan.scored // len(parts)), key.fold("scored").fold(number))
         tests.append(free[chosen.sort().values].to(device))
     moved = [Fold(part.train.to(device), part.test) for part in parts]
@@ -74,7 +74,7 @@ def tried(
                 trials.outputs[candidate.name] = outputs
                 trials.finals[candidate.name], trials.seconds[candidate.name] = final, seconds
             case PosterityError() as lost:
-                trials.words.append(failed(candidate.name, lost))
+                trials.words.append(failure_message(candidate.name, lost))
             case why:
                 trials.words.append(str(why))
     if not trials.outputs:
@@ -83,7 +83,7 @@ def tried(
 
 
 class Trial(NamedTuple):
-    """What a candidate predicts for the scored rows, how its final fit is made, and the seconds of its fits."""
+    """A candidate's predictions for the scored rows, the function of its final fit, and the seconds of its fits."""
 
     outputs: Any
     final: Callable[[], Fitted]
@@ -99,7 +99,7 @@ def _trial(
     key: Key,
     end: float,
 ) -> Trial | str:
-    """Fit a candidate to all folds, and predict the scored rows of each; returns why where there is no trial."""
+    """Fit a candidate to all folds, and predict the scored rows of each; return a message if that fails."""
     if time.time() > end:
         return f"the clock left no time for the {candidate.name}"
     begin = time.perf_counter()
@@ -107,7 +107,7 @@ def _trial(
         fits, final = candidate.fits(rows, folds, plan, key)
         return Trial(_predicted(rows, fits, tests), final, time.perf_counter() - begin)
     except (PosterityError, RuntimeError, ValueError) as error:
-        return failed(candidate.name, error)
+        return failure_message(candidate.name, error)
 
 
 def finals(trials: Trials, names: Sequence[str], executor: Executor) -> dict[str, Fitted]:
@@ -115,23 +115,23 @@ def finals(trials: Trials, names: Sequence[str], executor: Executor) -> dict[str
     fits: dict[str, Fitted] = {}
     for name, fit in executor.each({name: trials.finals[name] for name in names}):
         if isinstance(fit, PosterityError):
-            raise PosterityError(f"fit_automatic: {failed(name, fit)}.")
+            raise PosterityError(f"fit_automatic: {failure_message(name, fit)}.")
         fits[name] = fit
     return {name: fits[name] for name in names}
 
 
 def _predicted(rows: TableRows, fits: Sequence[Fitted], tests: Sequence[Tensor]) -> Any:
-    """What the fits predict for the rows of their folds, put together."""
+    """Return the predictions of the fits for the scored rows of their folds, concatenated."""
     if rows.classes:
-        whole: Any = torch.cat([fit.logits(rows.inputs[test]) for fit, test in zip(fits, tests, strict=True)], 1)
+        predictions: Any = torch.cat([fit.logits(rows.inputs[test]) for fit, test in zip(fits, tests, strict=True)], 1)
     else:
         each = [fit.moments(rows.inputs[test]) for fit, test in zip(fits, tests, strict=True)]
-        whole = Moments(*(torch.cat(column) for column in zip(*each, strict=True)))
-    if not all(bool(torch.isfinite(tensor).all()) for tensor in ([whole] if rows.classes else whole)):
+        predictions = Moments(*(torch.cat(column) for column in zip(*each, strict=True)))
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in ([predictions] if rows.classes else predictions)):
         raise PosterityError("it predicts numbers that are not finite")
-    return whole
+    return predictions
 
 
-def failed(name: str, error: Exception) -> str:
-    """Return the words for a part that could not be fitted."""
+def failure_message(name: str, error: Exception) -> str:
+    """Return the message for a candidate that could not be fitted."""
     return f"the {name} failed ({' '.join(str(error).split())})"

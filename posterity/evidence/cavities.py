@@ -24,13 +24,13 @@ from posterity.predictive.probit import default_integrator
 logger = logging.getLogger("posterity")
 
 LEAVE_ONE_OUT = "leave-one-out"
-_LARGEST = 0.999  # leverage from which a cavity counts as undefined
+_LARGEST = 0.999  # leverage above which a cavity counts as undefined
 DECADES = 6  # of the prior precision, by which a posterior at a mode is narrowed at most
 _MOST = 0.5  # share of undefined cavities from which a precision is not considered
 
 
 class LeftOutRows(NamedTuple):
-    """Log densities of rows (n,) under predictions that have not seen them; NaN where a cavity is undefined.
+    """Leave-one-out log densities of rows (n,); NaN for rows whose cavity is undefined.
 
     `posterior` integrates over the outputs of the cavity, `plug_in` takes their mean.
     """
@@ -45,12 +45,12 @@ class LeftOutRows(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """Nats a row by which the posterior predicts worse than the means; infinite where most have no prediction."""
+        """Mean log density lost by the posterior's width (nats per row); inf if most rows have no prediction."""
         few = self.undefined > _MOST * len(self.posterior)
         return math.inf if few else float((self.plug_in - self.posterior).nanmean())
 
     def surely_cost_more_than(self, nats: float) -> bool:
-        """Whether the cost is above this many nats, and above two of its standard errors."""
+        """Return whether the cost exceeds this many nats, and two of its standard errors."""
         return self.cost > max(nats, 2.0 * _error(self.plug_in - self.posterior))
 
 
@@ -112,7 +112,7 @@ def _targets(rows: Batch) -> Tensor:
 
 
 def _error(each: Tensor) -> float:
-    """The standard error of the mean of these numbers (n,), without those that are NaN."""
+    """Return the standard error of the mean of these numbers (n,), without NaN."""
     each = each[~each.isnan()]
     return float(each.std()) / math.sqrt(len(each)) if len(each) > 1 else 0.0
 
@@ -154,7 +154,7 @@ class PredictiveFit:
             positive(f"PredictiveFit.{name}", getattr(self, name))
 
     def by_cavities(self, posterior: Linearized, rows: Batch, *, at_mode: bool) -> Linearized:
-        """The posterior at the precision chosen by leave-one-out predictions of training rows."""
+        """Return the posterior at the prior precision chosen by leave-one-out predictions of training rows."""
         undefined, moments = 0, posterior.output_moments_under(rows.inputs)
 
         def cost(trial: Linearized) -> float:
@@ -210,7 +210,7 @@ class PredictiveFit:
         return at(good)
 
     def chosen_on(self, posterior: Linearized, rows: Batch) -> Linearized:
-        """The posterior at the precision chosen by the predictions of held-out rows."""
+        """Return the posterior at the prior precision chosen by the predictions of held-out rows."""
         joint = posterior.joint.as_joint("PredictiveFit")
         rows = with_targets(joint.likelihood, rows)
         outputs = joint.outputs(posterior.point(), rows.inputs, posterior.buffers or None)
@@ -255,13 +255,13 @@ class PredictiveFit:
 
 
 def with_noise(posterior: Linearized) -> Linearized:
-    """The posterior under its present prior, with noise that was left out at its fixed point RSS / (N - gamma)."""
+    """Return the posterior with left-out noise at its fixed point RSS / (N - gamma), under an unchanged prior."""
     marginal = marginal_likelihood(posterior, Shared())
     return _at(posterior, marginal, Shared(), marginal.prior_precision, "evidence")
 
 
 def _prior_groups(posterior: Linearized) -> tuple[Groups, Marginal, Tensor]:
-    """One group of all weights, or, where the prior of some tensors was given, of the others, and which are given."""
+    """Return the groups of weights with left-out and with given scales, the evidence, and the mask of given ones."""
     joint = posterior.joint.as_joint("PredictiveFit")
     layout = joint.network.layout
     named = [p.name for p, prior in zip(layout, joint.prior.by_tensor(layout), strict=True) if prior.chosen]
@@ -272,7 +272,7 @@ def _prior_groups(posterior: Linearized) -> tuple[Groups, Marginal, Tensor]:
 
 
 def _at(posterior: Linearized, marginal: Marginal, groups: Groups, precision: Tensor, way: str) -> Linearized:
-    """The posterior at these prior precisions (G,), and with noise that was left out at its fixed point there."""
+    """Return the posterior at these prior precisions (G,), with left-out noise at its fixed point."""
     joint = posterior.joint.as_joint("PredictiveFit")
     noise = None if marginal.noise is None else marginal.noise.scale
     if marginal.noise is not None and isinstance(joint.likelihood, GaussianNoise) and joint.likelihood.chosen:

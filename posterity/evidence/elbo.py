@@ -28,10 +28,10 @@ LARGE = 1 << 26  # numbers in the draws held at a time
 
 
 def whole(joint: Problem, data: object) -> Data:
-    """Return all data of the problem, checked, on its device; raise BadData where they do not fit."""
+    """Return all data of the problem, checked, on its device; raise BadData if they do not suit it."""
     rows = data_of(joint, data).to(joint.device)
     if isinstance(rows, TensorData) and rows.rows.per_member:
-        raise BadData("The evidence is that of one data set. Pass the rows of one member, without a member axis.")
+        raise BadData("The evidence belongs to one data set. Pass the rows of one member, without a member axis.")
     return joint.checked(rows)
 
 
@@ -81,7 +81,7 @@ class Elbo:
 
     @property
     def tempered(self) -> float:
-        """data_fit - eta kl with the eta of the tempering: what a tempered fit maximises (`elbo` where eta is 1)."""
+        """data_fit - eta kl with the eta of the tempering: the objective of a tempered fit (`elbo` for eta = 1)."""
         return self.data_fit - float(self.tempering.eta) * self.kl
 
     @property
@@ -120,7 +120,7 @@ class Elbo:
 
     @property
     def per_datum(self) -> "Elbo":
-        """The same terms per row of data."""
+        """The terms divided by the number of rows."""
         count = self.num_data
         fit, kl, both = (value / count**2 for value in self.errors)
         return Elbo(self.data_fit / count, self.kl / count, self.entropy / count, 1, self.tempering, (fit, kl, both))

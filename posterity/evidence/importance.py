@@ -21,7 +21,7 @@ from posterity.posteriors.samples import Samples
 logger = logging.getLogger("posterity")
 
 EQUAL = 1e-10  # relative difference of weights that are equal up to rounding
-LEAST = 25  # draws: the largest fifth of fewer says nothing about a tail
+LEAST = 25  # least draws whose largest fifth determines a tail
 
 
 class GeneralizedPareto(NamedTuple):
@@ -119,7 +119,7 @@ class Importance:
 
     @property
     def draws(self) -> int:
-        """S."""
+        """Number S of draws."""
         return len(self.log_weights)
 
     @property

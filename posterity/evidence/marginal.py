@@ -84,7 +84,7 @@ GIVEN = "weights whose prior was given"
 
 @dataclass(frozen=True)
 class LeftOut(Groups):
-    """The groups of tensors whose prior scale was left out; those whose scale was given are one group, which stays.
+    """Groups of the tensors whose prior scale was left out; tensors with a given scale form one fixed group.
 
     >>> LeftOut(PerLayer(), ("0.weight",)).names(Layout.of({"0.weight": (2, 1), "0.bias": (2,)}))
     ('0', 'weights whose prior was given')
@@ -95,7 +95,7 @@ class LeftOut(Groups):
 
     @classmethod
     def of(cls, joint: Joint, groups: Groups) -> Groups:
-        """The groups themselves where every scale was left out."""
+        """Return `LeftOut` groups, or `groups` itself if every scale was left out."""
         layout = joint.network.layout
         named = [
             p.name for p, prior in zip(layout, joint.prior.by_tensor(layout), strict=True) if prior.chosen == LEFT_OUT
@@ -107,7 +107,7 @@ class LeftOut(Groups):
 
 
 def left_out(joint: Joint) -> tuple[bool, bool]:
-    """Whether a scale of the prior was left out, and whether the noise was, or is learnt beside the weights."""
+    """Return whether a scale of the prior was left out, and whether the noise was, or is learnt with the weights."""
     noise = joint.likelihood.chosen == LEFT_OUT or joint.likelihood.num_free > 0
     return joint.bound_prior.chosen == LEFT_OUT, noise
 

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 SMALLEST_NOISE = 1e-6
-"""The least noise, in scales of the targets: what float32 leaves of targets that are linear in the inputs."""
+"""Smallest noise scale, in standard deviations of the targets: the rounding of linear targets in float32."""
 RATIOS = torch.logspace(-14.0, 6.0, 201, dtype=torch.float64, device="cpu")  # of ridge and largest squared value
 
 
 def best_ridge(
     squares: Tensor, products: Tensor, rest: float, count: int, floor: float, slack: float = 0.0
 ) -> tuple[float, float]:
-    """The ridge of the largest evidence, and the noise variance that goes with it.
+    """Return the ridge with the largest evidence, and its noise variance.
 
     The weights have the prior N(0, s^2 / ridge) for noise of variance s^2. With the squared singular values d of the
     design (`squares`, all above 0), and the products z of its principal directions with the targets, the best s^2 for

@@ -14,7 +14,7 @@ from posterity.errors import BadData, fraction, shown
 logger = logging.getLogger("posterity")
 
 TOLERANCE = 1e-8
-"""The largest gap between the log density (nats per row) that is reached and the largest possible one."""
+"""Largest gap between the log density (nats per row) of the result and its upper bound."""
 
 _STEPS = 200  # of the interior-point method, at most; some 12 are usual
 _SLACK = 1e-6  # of the least squared error: the interior-point method needs room inside the guard
@@ -22,10 +22,10 @@ _SLACK = 1e-6  # of the least squared error: the interior-point method needs roo
 
 @dataclass(frozen=True, eq=False)
 class Stacking:
-    """Weights of a stacked mixture, and what they reach on the held-out rows.
+    """Weights of a stacked mixture, and its scores on the held-out rows.
 
     - `weights` (K,) sum to 1; components of weight 0 may be left out.
-    - `log_density` is that of the mixture, and `single` (K,) of each component, in nats per row.
+    - `log_density` of the mixture, and `single` (K,) of each component, are held-out means in nats per row.
     - `gap` bounds how far the log density, with pseudo-rows, lies below the largest that any weights allow
       (under the guard, if one was asked for), before small weights were dropped.
     - `squared_error` of the mixture's mean and the `limit` of the guard, in units of the targets' variance; None
@@ -109,7 +109,7 @@ def stacked(
 
 
 def _with_pseudo_rows(densities: Tensor, shares: Tensor, count: float) -> tuple[Tensor, Tensor]:
-    """The rows, and `count` more for each component, which it alone explains; the shares sum to 1."""
+    """Add a pseudo-row for each component, which it alone explains, with the weight `count`; the shares sum to 1."""
     rows, components = densities.shape
     if not count:
         return densities, shares
@@ -214,7 +214,7 @@ class _Point(NamedTuple):
 
     @property
     def product(self) -> float:
-        """The mean product of what is above 0 and its multiplier."""
+        """The mean product of the non-negative unknowns and their multipliers."""
         total = float(self.weights @ self.duals) + self.multiplier * self.slack
         return total / (len(self.weights) + (self.multiplier > 0))
 
@@ -234,7 +234,7 @@ def _start(components: int, guard: _Guard | None) -> _Point:
 
 
 class _State(NamedTuple):
-    """What follows from a point: the gradients of log density and squared error (K,), and the proved gap.
+    """Quantities at a point: the gradients of log density and squared error (K,), and the proved gap.
 
     `miss` is w^T A w + slack - limit.
     """
@@ -246,7 +246,7 @@ class _State(NamedTuple):
 
     @classmethod
     def at(cls, point: _Point, densities: Tensor, shares: Tensor, guard: _Guard | None) -> "_State":
-        """Compute all of it."""
+        """Compute the quantities at a point."""
         weights = point.weights
         slope = (shares / (densities @ weights)) @ densities
         if guard is None:
@@ -294,7 +294,7 @@ def _newton(
 
 
 def _room(guard: _Guard, weights: Tensor) -> float:
-    """What the guard leaves below its limit, as a part of it."""
+    """Return how far the squared error is below the guard's limit, relative to the limit."""
     return 1.0 - float(weights @ guard.products @ weights)
 
 

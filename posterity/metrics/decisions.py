@@ -104,7 +104,7 @@ def _costs(costs: Any, classes: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RiskCoverage:
-    """What abstaining gains: `risk` (N,) among the surest rows that are answered, by their share `coverage` (N,).
+    """The gain by abstaining: `risk` (N,) among the most certain rows, by their share `coverage` (N,).
 
     Of labels at positions N counts labels. The risk is the error rate of classes, or the root mean squared error.
     """
@@ -151,10 +151,10 @@ def risk_coverage(pred: Predictive, y: Tensor, uncertainty: Uncertainty | None =
             unsure = given[row_of(seen)] if len(given) == len(pred) else given[seen.reshape(-1)]
     else:
         targets, seen = scored("risk_coverage", pred, y)
-        there = seen.reshape(len(pred), -1)
+        observed = seen.reshape(len(pred), -1)
         errors = (targets - pred.mean).double().square().reshape(len(pred), -1)
-        kept = there.any(1).cpu()  # rows with a target
-        losses = (torch.where(there, errors, 0.0).sum(1) / there.sum(1)).cpu()[kept]
+        kept = observed.any(1).cpu()  # rows with a target
+        losses = (torch.where(observed, errors, 0.0).sum(1) / observed.sum(1)).cpu()[kept]
         unsure = (pred.std.double().reshape(len(pred), -1).mean(1).cpu() if given is None else given)[kept]
     ordered, order = unsure.sort(stable=True)
     group = torch.searchsorted(ordered, ordered)  # the first row that is equally sure

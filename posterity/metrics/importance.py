@@ -16,7 +16,7 @@ from posterity.predictive.predictive import Predictive
 class PermutationImportance:
     """The rise of the NLL, in nats per row, when an input is permuted: `rise` (F,) with its standard `error` (F,).
 
-    `nll` is that of the rows as they are.
+    `nll` is the NLL of the unpermuted rows.
     """
 
     rise: Tensor

@@ -225,8 +225,8 @@ def r_squared(pred: Predictive, y: Tensor, weights: Tensor) -> Tensor:
     >>> r_squared(pred, torch.tensor([1.0, 2.0, 4.0]))
     0.7857142857142857
     """
-    given, there = regression("r_squared", pred, y, "accuracy")
-    targets, seen = (value.double().reshape(len(pred), -1).cpu() for value in (given, there))  # (N, outputs)
+    given, observed = regression("r_squared", pred, y, "accuracy")
+    targets, seen = (value.double().reshape(len(pred), -1).cpu() for value in (given, observed))  # (N, outputs)
     errors = torch.where(seen > 0, targets - pred.mean.double().reshape(targets.shape).cpu(), 0.0).square()
     away, weights = torch.where(seen > 0, targets - targets.nanmean(0), 0.0), weights.cpu()
     total = weights @ seen
@@ -260,13 +260,13 @@ def crps(pred: Predictive, y: Tensor, draws: int = 1000, seed: int = 0, most_nor
     0.2337
     """
     given, seen = regression("crps", pred, y, "brier_score")
-    there = seen.reshape(-1)
-    targets = given.double().reshape(-1)[there]  # (R,)
+    observed = seen.reshape(-1)
+    targets = given.double().reshape(-1)[observed]  # (R,)
     whole_number("crps: draws", draws, least=2)
     if pred.normals is None or len(pred.normals[0]) > most_normals:
-        sample = pred.sample(draws, Key(seed)).double().reshape(draws, -1)[:, there]  # (draws, R)
+        sample = pred.sample(draws, Key(seed)).double().reshape(draws, -1)[:, observed]  # (draws, R)
         return per_row(_crps_of_samples(sample, targets), pred, seen)
-    means, scales = (value.double().reshape(len(value), -1)[:, there] for value in pred.normals)  # (S, R)
+    means, scales = (value.double().reshape(len(value), -1)[:, observed] for value in pred.normals)  # (S, R)
     together = max(1, _PAIRS // len(means) ** 2)
     parts = [
         _crps_of_normals(means[:, low : low + together], scales[:, low : low + together], targets[low : low + together])
@@ -334,9 +334,9 @@ def gibbs_negative_log_likelihood(pred: Predictive, y: Tensor) -> Tensor:
 
 
 def _with_target(values: Tensor, seen: Tensor) -> Tensor:
-    """Values of rows (N,), without those of rows that are wholly missing."""
-    there = seen.reshape(len(seen), -1).any(1)
-    return values if bool(there.all()) else values[there]
+    """Return the values (N,) of rows with at least one target."""
+    observed = seen.reshape(len(seen), -1).any(1)
+    return values if bool(observed.all()) else values[observed]
 
 
 @mean_over_rows

@@ -182,7 +182,7 @@ def bound(family: Family, prior: Beliefs, beliefs: Beliefs, sums: Sums) -> Tenso
 
 
 def divergence(family: Family, prior: Beliefs, beliefs: Beliefs, factors: Tensor) -> Tensor:
-    """KL(q(pi, mu, Lambda) || prior) in nats, (R,); `factors` are those of the beliefs' covariances."""
+    """KL(q(pi, mu, Lambda) || prior) in nats, (R,); `factors` are the whitening factors of the covariances."""
     dimensions, kind = beliefs.means.shape[-1], family.kind
     size, copies = kind.block(dimensions)
     log_det, prior_log_det = kind.log_det(factors), kind.log_det(kind.factors(covariances(family, prior)))

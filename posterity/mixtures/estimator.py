@@ -292,7 +292,7 @@ class MixtureEstimator(ABC):
             yield as_points(X, expected=self._expected)
 
     def _by_block(self, X: Any, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """What `function` makes of the rows, (N, ...)."""
+        """Apply `function` to the rows block by block, (N, ...)."""
         parts = [function(points) for points in self._blocks(X)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -61,7 +61,7 @@ class Sum(Penalty):
         return parts
 
     def __call__(self, weight: Tensor) -> Tensor:
-        weight = summable(weight)  # once, so that the terms' gradients are added in that dtype, too
+        weight = summable(weight)  # converted once, so that gradients of the terms add up in that dtype
         return torch.stack([factor * term(weight) for term, factor in self.parts.items()]).sum()
 
     def of(self, mean: Tensor, scale: Tensor) -> Tensor:

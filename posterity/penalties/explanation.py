@@ -18,7 +18,7 @@ Route = Literal["catalogue", "polynomial", "trigonometric", "spline", "fourier"]
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """Whether a penalty r_nu(mu) is KL(beta_{mu,nu} || alpha) + K for one prior alpha, and for which.
+    """The verdict whether a penalty r_nu(mu) is KL(beta_{mu,nu} || alpha) + K for one prior alpha, with that prior.
 
     `satisfies_star`: there is such a prior (by the routes "spline" and "fourier", which fit: to within `residual`).
     `kappa`: the integral of exp(A), inf where it diverges, nan where there is no one A; `K` = -log kappa, which is
@@ -254,13 +254,13 @@ def is_a_kl(constant: float, count: int, residual: float, *, fitted: bool = Fals
     """State that a penalty is a KL plus a constant for `count` members; to within the residual if fitted."""
     members = "at this width of the family" if count == 1 else f"at all {count} widths of the family alike"
     if fitted:
-        told = "its KL" if abs(constant) < 1e-6 else f"its KL plus the constant {constant:.4g}"
+        identity = "its KL" if abs(constant) < 1e-6 else f"its KL plus the constant {constant:.4g}"
         return (
-            f"To within {residual:.1g} the penalty is {told} to one prior, {members}. A fit cannot tell more: whether "
-            "there is one to the last digit is not known."
+            f"To within {residual:.1g} the penalty is {identity} to one prior, {members}. A fit cannot tell more: "
+            "whether there is one to the last digit is not known."
         )
-    told = "exactly its KL" if abs(constant) < 1e-6 else f"its KL plus the constant {constant:.4g}"
-    return f"The penalty is {told} to one prior, {members} (to {residual:.1g})."
+    identity = "exactly its KL" if abs(constant) < 1e-6 else f"its KL plus the constant {constant:.4g}"
+    return f"The penalty is {identity} to one prior, {members} (to {residual:.1g})."
 
 
 def _undecided(findings: Findings) -> tuple[str, str | None]:

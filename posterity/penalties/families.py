@@ -15,7 +15,7 @@ from posterity.errors import positive, shown
 _NODES = 16  # of a panel
 _PANELS = 126
 _MOST_PANELS = 700
-_HALVINGS = 44  # of a panel: what it then has of a kink, or of a pole that integrates, is below all digits
+_HALVINGS = 44  # of a panel: the mass of a kink or an integrable pole in it is then below rounding
 _ROUNDING = 16.0  # times epsilon: panels that differ by so much agree
 _MOST_MASS = 1 / 48  # of a panel: nodes lie close where the mass is, for what is integrated may have kinks, too
 _WANTED = 1e-9  # of the integral

@@ -83,14 +83,15 @@ def _missed(fit: ForwardFit, targets: Tensor, smoothness: float = _LEAST_SMOOTHN
 
 
 _WINDOW = 1.5  # width of the window's edges in standard deviations of the family: below 1 the inverse diverges
+_TIKHONOV = 1e-4
 _LAST_POINTS = 8  # by which the values are continued beyond the grid
 
 
-def invert_fourier(mu: Tensor, target: Tensor, member: Member, tikhonov: float = 1e-4) -> Spline:
+def invert_fourier(mu: Tensor, target: Tensor, member: Member) -> Spline:
     """Return g with E g(mu + X) close to target (N,) at equidistant mu (N,), by Tikhonov-regularised deconvolution.
 
     The best quadratic is inverted exactly. The remainder is continued beyond the grid by the cubics through its ends,
-    faded out there by a window with Gaussian edges, transformed, multiplied by conj(phi) / (|phi|^2 + tikhonov) with
+    faded out there by a window with Gaussian edges, transformed, multiplied by conj(phi) / (|phi|^2 + 1e-4) with
     phi(k) = E exp(i k X), and transformed back. The continuation biases g near the ends of the grid.
     """
     spacing = float(mu[1] - mu[0])
@@ -105,7 +106,7 @@ def invert_fourier(mu: Tensor, target: Tensor, member: Member, tikhonov: float =
     padded = torch.cat([before.flip(0), left, after])
     frequency = 2.0 * math.pi * torch.fft.fftfreq(len(padded), d=spacing, dtype=torch.float64, device="cpu")
     phi = member.characteristic(frequency)
-    spectrum = torch.fft.fft(padded) * phi.conj() / (phi.abs().square() + tikhonov)
+    spectrum = torch.fft.fft(padded) * phi.conj() / (phi.abs().square() + _TIKHONOV)
     wavy = torch.fft.ifft(spectrum).real[extra : extra + len(mu)]
     return interpolate(mu, wavy + Expansion(invert_polynomial(quadratic.coefficients, member))(mu))
 
@@ -189,14 +190,13 @@ def invert(mu: Tensor, values: Tensor, members: Sequence[Member], route: Route |
     return replace(verdict, decided=False, explanation=explanation, nearest=None)
 
 
-def invert_expansions(expansions: Sequence[Expansion], members: Sequence[Member], mu: Tensor | None = None) -> Verdict:
+def invert_expansions(expansions: Sequence[Expansion], members: Sequence[Member]) -> Verdict:
     """Decide which prior r has, for r known exactly: one polynomial with cosines for each member.
 
-    Residual and noise are evaluated at `mu` (N,), by default 81 points over 8 standard deviations (at least 8).
+    Residual and noise are evaluated at 81 means over 8 standard deviations (at least 8).
     """
-    if mu is None:
-        reach = 4.0 * max(1.0, *(member.spread for member in members))
-        mu = torch.linspace(-reach, reach, 81, dtype=torch.float64, device="cpu")
+    reach = 4.0 * max(1.0, *(member.spread for member in members))
+    mu = torch.linspace(-reach, reach, 81, dtype=torch.float64, device="cpu")
     values = torch.stack([expansion(mu) for expansion in expansions])
     mu, values = _checked(mu, values, members)
     return _exact(mu, values, expansions, members)

@@ -1,4 +1,4 @@
-"""Predictives of targets in other units than those of the model."""
+"""Predictives of targets in units other than the model's."""
 
 from collections.abc import Sequence
 from typing import final
@@ -36,7 +36,7 @@ class AffinePredictive(Predictive):
     classifies = False
 
     def __init__(self, base: Predictive, shift: float | Tensor = 0.0, scale: float | Tensor = 1.0) -> None:
-        """Take the predictive of z, and what turns z into the target."""
+        """Take the predictive of z, and the shift and scale from z to the target."""
         if base.classifies:
             raise TypeError(f"AffinePredictive.base must be a predictive of numbers. Got {shown(base)}.")
         positive("AffinePredictive.scale", scale)

@@ -20,7 +20,7 @@ logger = logging.getLogger("posterity")
 
 Order = Literal["random", "group", "time"]
 _ENTRIES = 4_000_000  # of ends of intervals at a time: bounds the memory
-_ORDERS: dict[str, tuple[str, str]] = {  # which new targets are covered, and why no bound holds
+_ORDERS: dict[str, tuple[str, str]] = {  # covered targets, and why no bound is proved
     "group": (
         "of new groups are covered, if these are exchangeable with the groups of the fit, and the closer the more "
         "groups there are",
@@ -31,7 +31,7 @@ _ORDERS: dict[str, tuple[str, str]] = {  # which new targets are covered, and wh
 
 
 class Spread(NamedTuple):
-    """A predictive as conformal scores see it: a centre and the units below and above it, (N, *event) each."""
+    """The centre of a predictive, and the unit of scores below and above it, (N, *event) each."""
 
     centre: Tensor
     below: Tensor
@@ -39,7 +39,7 @@ class Spread(NamedTuple):
 
 
 class ConformalScore(ABC):
-    """What an interval looks like before calibration: centre - s below .. centre + s above, for a score s >= 0."""
+    """The form of an interval before calibration: centre - s below .. centre + s above, for a score s >= 0."""
 
     @abstractmethod
     def spread(self, pred: Predictive) -> Spread:
@@ -147,7 +147,7 @@ class Conformal(ABC):
         return max(0.0, 1.0 - 2.0 * (1.0 - level) - loss)
 
     def guarantee(self, level: float) -> str:
-        """What is promised at this level, in a sentence for those who use the intervals or sets."""
+        """Return the guarantee at this level in a sentence for users."""
         least, usual = (f"{100 * share:.4g} %" for share in (self.least_coverage(level), level))
         rows = f"{self.num_rows} calibration rows"
         if self.num_folds > 1:
@@ -165,7 +165,7 @@ class Conformal(ABC):
         )
 
     def _models(self, predictives: Predictive | Sequence[Predictive]) -> list[Predictive]:
-        """The predictives of new rows, one for each fold model; a ValueError where there are more or fewer."""
+        """Return the predictives of new rows as a list, one for each fold model; raise a ValueError otherwise."""
         models = _listed(predictives)
         if len(models) != self.num_folds or len({tuple(pred.mean.shape) for pred in models}) > 1:
             raise ValueError(
@@ -175,7 +175,7 @@ class Conformal(ABC):
         return models
 
     def _few(self, level: float) -> bool:
-        """Whether there are too few rows for the level, which is logged."""
+        """Return whether there are too few rows for the level, and log it."""
         if self.rank(level) <= self.num_rows:
             return False
         share = Fraction(repr(float(level)))
@@ -243,7 +243,7 @@ class ConformalIntervals(Conformal):
         together: bool = False,
         order: Order = "random",
     ) -> "ConformalIntervals":
-        """Score calibration rows: one predictive and its targets, or those of each fold at the rows it left out.
+        """Score calibration rows: one predictive and its targets, or a predictive of each fold's left-out rows.
 
         Without a `score` it is `Studentised`, or `Residual` where a standard deviation is 0 or not finite, which is
         logged.
@@ -265,8 +265,8 @@ class ConformalIntervals(Conformal):
         spreads = [_finite(self.score.spread(pred)) for pred in self._models(predictives)]
         centre, below, above = (torch.stack(parts) for parts in zip(*spreads, strict=True))  # (K, N, *event)
         if self._few(level):
-            whole = torch.full_like(centre[0], math.inf)
-            return -whole, whole
+            infinite = torch.full_like(centre[0], math.inf)
+            return -infinite, infinite
         rank = self.rank(level)
         if self.num_folds == 1:
             factor = self.scores.kthvalue(rank, dim=0).values.to(centre)  # (*event)
@@ -355,7 +355,7 @@ class ConformalSets(Conformal):
     def sets(
         self, predictives: Predictive | Sequence[Predictive], level: float = 0.9, key: Key | None = None
     ) -> Tensor:
-        """Which classes are in the set of each label, (N, C, *positions) bool, from the predictives of fold models."""
+        """Return the sets of classes as booleans (N, C, *positions), from the predictives of fold models."""
         models = self._models(predictives)
         probs = models[0].probs
         if self._few(level):
@@ -377,7 +377,7 @@ def _listed(values: Any) -> list[Any]:
 
 
 def _paired(name: str, predictives: Any, targets: Any, *, classifies: bool) -> tuple[list[Predictive], list[Tensor]]:
-    """Predictives and targets of each fold as lists; a ValueError, TypeError or BadData where they do not fit."""
+    """Return predictives and targets of the folds as lists; raise an error if they do not fit each other."""
     models, ys = _listed(predictives), _listed(targets)
     if len(models) != len(ys):
         raise ValueError(f"{name} needs targets for each fold. Got {len(models)} predictives and {len(ys)} targets.")

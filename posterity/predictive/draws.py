@@ -73,10 +73,6 @@ class DrawsPredictive(Predictive):
         return self._means.mean(0)
 
     @property
-    def variance(self) -> Tensor:
-        return self.aleatoric + self.epistemic
-
-    @property
     def aleatoric(self) -> Tensor:
         return self._parts[0]
 

@@ -24,7 +24,7 @@ class ExponentialPredictive(Predictive):
     **Limit**: `base` must be normal or an equal mixture of normals, each of which counts as a draw. Mean and variance
     grow as the exponential of a variance: where z is uncertain they are far above the median, `quantile(0.5)`.
 
-    **Cost**: that of `base`.
+    **Cost**: as `base`.
 
     **References**: Johnson, Kotz and Balakrishnan (1994), Continuous univariate distributions, chapter 14.
 
@@ -41,7 +41,7 @@ class ExponentialPredictive(Predictive):
     classifies = False
 
     def __init__(self, base: Predictive, shift: float = 0.0, scale: float = 1.0) -> None:
-        """Take the predictive of z, and what turns z into the logarithm of the target."""
+        """Take the predictive of z, and the shift and scale from z to the logarithm of the target."""
         positive("ExponentialPredictive.scale", scale)
         if base.normals is None:
             raise TypeError(f"ExponentialPredictive.base must be normal or a mixture of normals. Got {shown(base)}.")
@@ -51,10 +51,6 @@ class ExponentialPredictive(Predictive):
     def mean(self) -> Tensor:
         location, variance = self._normals()
         return (location + 0.5 * variance).exp().mean(0)
-
-    @property
-    def variance(self) -> Tensor:
-        return self.aleatoric + self.epistemic
 
     @property
     def aleatoric(self) -> Tensor:

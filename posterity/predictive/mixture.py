@@ -68,10 +68,6 @@ class MixturePredictive(Predictive):
         return self._average([part.mean for part in self.parts])
 
     @property
-    def variance(self) -> Tensor:
-        return self.aleatoric + self.epistemic
-
-    @property
     def aleatoric(self) -> Tensor:
         return self._average([part.aleatoric for part in self.parts])
 

@@ -31,9 +31,9 @@ class Predictive(ABC):
         """E[y], (N, *event); class probabilities (N, C) for classification."""
 
     @property
-    @abstractmethod
     def variance(self) -> Tensor:
         """Var[y], entry by entry, shaped as `mean`."""
+        return self.aleatoric + self.epistemic
 
     @property
     def std(self) -> Tensor:
@@ -69,8 +69,8 @@ class Predictive(ABC):
     def check(self, y: Tensor) -> Tensor:
         """Return the targets shaped as `mean`, or as labels (N,); raise BadData where they do not fit the rows.
 
-        Missing targets are NaN, missing labels -100 (NaN among floats). Densities leave them out: those of a row are
-        of what is observed in it, and 0 where nothing is.
+        Missing targets are NaN, missing labels -100 (NaN among floats). Densities leave them out: the log density of a
+        row is of its observed entries, and 0 if there are none.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Operations between a unit and the layers that use it, from a symbolic trace."""
+"""Operations between a unit and the layers that use it, read from a symbolic trace."""
 
 import operator
 from collections.abc import Callable, Mapping

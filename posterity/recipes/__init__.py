@@ -1,4 +1,4 @@
-"""How a fit is made from words: the settings of a fit, the methods by their words, the network of a table.
+"""Fits by name: the settings of a fit, the table of methods, and the choice of a network for a table.
 
-The command line and the estimators share them. Nothing here imports torch before a method is made, but `choice`.
+The command line and the estimators share them. Except in `choice`, torch is imported when a method is made.
 """

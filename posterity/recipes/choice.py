@@ -1,6 +1,6 @@
-"""The network of a table whose hidden layers were left out: linear, unless hidden units predict better.
+"""The choice of hidden layers for a table: none, unless hidden units predict better.
 
-Both are fitted to the training rows, with their scales chosen by the evidence, and compared by leave-one-out.
+Both models are fitted to the training rows, with their scales chosen by the evidence, and compared by leave-one-out.
 """
 
 from collections.abc import Callable
@@ -17,17 +17,17 @@ from posterity.model import Joint
 from posterity.model.data import Batch, as_data
 from posterity.posteriors import Linearized
 
-ROWS = 2048  # of a comparison; each then stands for several
+ROWS = 2048  # most rows of a comparison, each of which then stands for several
 STEPS = 1000
 ROUNDS = 8
-MOST = 50  # weights for each row
+MOST = 50  # largest number of weights for each row
 FIFTH = 5
 
 
 def sufficient(
     joint_with: Callable[[tuple[int, ...]], Joint], hidden: tuple[int, ...], rows: tuple[torch.Tensor, ...]
 ) -> tuple[tuple[int, ...], str]:
-    """The hidden layers to take, () or `hidden`, and a sentence that says why.
+    """Return the hidden layers to take, () or `hidden`, and a sentence on why.
 
     A linear model is enough unless the network predicts better by more than a standard error: by leave-one-out where
     the whole curvature of its weights is known, else on a fifth of the rows. A network with more than 50 weights for
@@ -41,20 +41,20 @@ def sufficient(
     gain = network - linear
     gain = gain[torch.isfinite(gain)]
     mean, error = float(gain.mean()), float(gain.std()) / max(1, len(gain)) ** 0.5
-    said = f"its {how} NLL is {'lower' if mean > 0 else 'higher'} by {abs(mean):.3g}, standard error {error:.2g}"
+    comparison = f"its {how} NLL is {'lower' if mean > 0 else 'higher'} by {abs(mean):.3g}, standard error {error:.2g}"
     if mean > error:
-        return hidden, f"a network of {sizes} hidden units predicts better than a linear model ({said})."
-    return (), f"a linear model is taken, as a network of {sizes} hidden units is not surely better ({said})."
+        return hidden, f"a network of {sizes} hidden units predicts better than a linear model ({comparison})."
+    return (), f"a linear model is taken, as a network of {sizes} hidden units is not surely better ({comparison})."
 
 
 def _left_out(joint: Joint, rows: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Log densities of the rows, each left out; NaN where a row has none."""
+    """Return leave-one-out log densities of the rows; NaN for rows without one."""
     problem, sample, posterior = _fitted(joint, rows)
     return left_out_rows(posterior, problem.check(sample)).posterior
 
 
 def _held_out(joint: Joint, rows: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Log densities of every fifth row under a fit to the others."""
+    """Return log densities of every fifth row under a fit to the others."""
     held = torch.arange(len(rows[0]), device=rows[0].device) % FIFTH == 0
     _, _, posterior = _fitted(joint, tuple(part[~held] for part in rows))
     inputs, targets = (part[held].to(joint.device) for part in rows[:2])
@@ -62,7 +62,7 @@ def _held_out(joint: Joint, rows: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def _fitted(joint: Joint, rows: tuple[torch.Tensor, ...]) -> tuple[Joint, Batch, Linearized]:
-    """The problem of a sample of these rows, the sample, and the Laplace posterior at its mode."""
+    """Fit a sample of the rows; return its joint, the sample, and the Laplace posterior."""
     sample = as_data(rows).to(joint.device).sample(ROWS)
     problem = replace(joint, num_data=sample.size)
     start, _ = infer(evidence_fit(STEPS, ROUNDS), problem, tuple(sample[:3]), progress=False)

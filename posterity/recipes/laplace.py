@@ -85,7 +85,7 @@ def laplace(
 
 
 def _by_word(name: str, given: Any, words: Mapping[str, type[T]]) -> T | None:
-    """Return the value that a word names, and anything else as it is: `methods.Laplace` checks its kind."""
+    """Return the value that a word names; other values unchanged, since `methods.Laplace` checks them."""
     if not isinstance(given, str):
         return cast("T | None", given)
     if given not in words:
@@ -94,7 +94,7 @@ def _by_word(name: str, given: Any, words: Mapping[str, type[T]]) -> T | None:
 
 
 def _likelihood_of(task: Any, network: Network, data: Data) -> Likelihood:
-    """The likelihood of a task, by the shapes of outputs and targets."""
+    """Return the likelihood of a task, by the shapes of outputs and targets."""
     if task == "regression":
         return Gaussian()
     if task != "classification":

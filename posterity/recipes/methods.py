@@ -1,6 +1,6 @@
-"""The methods by their words, one row each: label, stages, factory and the options that it takes.
+"""The table of methods by name: label, stages, factory and options of each.
 
-Nothing here imports torch before a method is made.
+torch is imported when a method is made.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,13 +21,13 @@ Factory: TypeAlias = "Callable[[Settings, Joint], Method]"
 
 
 def structure(word: str) -> "Structure":
-    """The structure of the curvature that this word names."""
+    """Return the curvature structure of this name."""
     made: Structure = getattr(import_module("posterity.curvature"), STRUCTURES[word])()
     return made
 
 
 def estimator(word: str) -> "Estimator":
-    """The estimator of gradients that this word names."""
+    """Return the gradient estimator of this name."""
     name, settings = ESTIMATORS[word]
     made: Estimator = _class(name)(**settings)
     return made
@@ -39,18 +39,18 @@ def _method(name: str, **settings: Any) -> "Method":
 
 
 def _class(name: str) -> Any:
-    """The class of this name in `posterity.methods`, which brings torch."""
+    """Return the class of this name in `posterity.methods`; imports torch."""
     return getattr(import_module("posterity.methods"), name)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method by its word.
+    """A method with its name `word` at the command line.
 
-    - `label`: its name as people write it.
-    - `make`: makes the method of these settings for this problem.
-    - `after`: the words of the stages that run before it; each starts from the posterior of the one before.
-    - `options`: settings that only methods which list them take.
+    - `label`: its name in tables and sentences.
+    - `make`: a function (settings, joint) that makes the method.
+    - `after`: the stages before it, by name; each stage starts from the posterior of the previous one.
+    - `options`: settings that only the methods which list them read.
     """
 
     word: str
@@ -61,12 +61,12 @@ class Recipe:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The words of all stages, its own last."""
+        """The names of all stages, its own last."""
         return (*self.after, self.word)
 
     @property
     def samples_all_rows(self) -> bool:
-        """Whether it is a Markov chain whose every transition sees all rows."""
+        """Whether it is a Markov chain whose transitions use all rows."""
         return "draws" in self.options
 
 
@@ -74,12 +74,12 @@ BATCH_SIZE, STEP_SIZE = 128, 0.01
 
 
 def _size(settings: Settings) -> float:
-    """The step size that was given, or the usual one."""
+    """Return the given step size, or the default."""
     return settings.step_size or STEP_SIZE
 
 
 def _steps(settings: Settings) -> dict[str, Any]:
-    """Steps by Adam, which comes to rest only if its step size does; what was not given is left to the method."""
+    """Return the given settings of optimisation; a given step size is one of Adam, and falls to 0 along a cosine."""
     from posterity.optim import Adam, Cosine
 
     given: dict[str, Any] = {} if settings.batch_size == AUTO else {"batch_size": settings.batch_size}
@@ -91,12 +91,12 @@ def _steps(settings: Settings) -> dict[str, Any]:
 
 
 def _counts(settings: Settings) -> dict[str, int]:
-    """Draws, warm-up and chains of a sampler over all rows."""
+    """Return draws, warm-up and chains of a sampler over all rows."""
     return {"draws": settings.draws or DRAWS, "warmup": settings.warmup or DRAWS, "chains": settings.chains or CHAINS}
 
 
 def _fit(name: str) -> Factory:
-    """A method that Adam fits, by the name of its class."""
+    """Return the factory of a method that Adam fits, by the name of its class."""
     return lambda settings, joint: _method(name, **_steps(settings))
 
 
@@ -105,7 +105,7 @@ def _ensemble(settings: Settings, joint: "Joint") -> "Method":
 
 
 def _sampler(name: str, **own: Any) -> Factory:
-    """A sampler over all rows, by the name of its class; `own` are settings beside its counts."""
+    """Return the factory of a sampler over all rows, by the name of its class; `own` are further settings."""
     return lambda settings, joint: _method(name, **_counts(settings), **own)
 
 
@@ -119,7 +119,7 @@ def _online_laplace(settings: Settings, joint: "Joint") -> "Method":
 
 
 def _variational_em(settings: Settings, joint: "Joint") -> "Method":
-    """A mode that moves on between the rounds, and one of MacKay's steps in each."""
+    """Return variational EM whose mode is fitted further in each round, followed by a step of MacKay's update."""
     from posterity.evidence import MacKayUpdate, PerLayer
     from posterity.evidence.marginal import LeftOut, left_out
 
@@ -129,7 +129,7 @@ def _variational_em(settings: Settings, joint: "Joint") -> "Method":
 
 
 def _untuned(settings: Settings) -> "Method":
-    """The Laplace approximation of methods that make many, and tune hyper-parameters themselves."""
+    """Return the Laplace approximation for methods that make many, and tune hyper-parameters themselves."""
     return _method("Laplace", structure=structure(settings.structure or "kronecker"), tuning=None)
 
 
@@ -155,7 +155,7 @@ def _natural_gradient(settings: Settings, joint: "Joint") -> "Method":
 
 
 def _given(settings: Settings, *names: str) -> dict[str, Any]:
-    """The named settings that the user gave; a method chooses the others itself."""
+    """Return the named settings that the user gave; the method chooses the others."""
     usual = Settings()
     return {name: getattr(settings, name) for name in names if getattr(settings, name) != getattr(usual, name)}
 
@@ -261,5 +261,5 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 
 
 def owners(name: str) -> tuple[str, ...]:
-    """The words of the methods that take this setting; empty where all do."""
+    """Return the names of the methods that read this setting; () if all do."""
     return tuple(recipe.word for recipe in RECIPES.values() if name in recipe.options)

@@ -1,4 +1,4 @@
-"""The settings of a fit, and the words for the parts of methods."""
+"""The settings of a fit, and the names of structures and estimators."""
 
 import math
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from posterity.errors import positive, positive_whole
 from posterity.options import check, option, refused
 
 STEPS = 2000
-AUTO = "auto"  # a batch size found by the method
+AUTO = "auto"  # the method chooses the batch size
 DRAWS, CHAINS = 250, 4
 RATE = 0.1  # of dropout
-MAX_DEPTH = 8  # of the trees of NUTS: weights that are not identified make for long trajectories
+MAX_DEPTH = 8  # of NUTS: weights that are not identified lead to long trajectories
 NOISE_WORDS = ("learn", "inputs")
 RANK = 10  # of the covariance of low-rank
 
@@ -96,9 +96,9 @@ _CHAINS: dict[str, Any] = {"panel": "Chains", "unit": "N", "check": positive_who
 
 @dataclass(frozen=True)
 class Settings:
-    """What the numbers of a fit depend on beside its data and its method.
+    """The settings that determine a fit, besides its data and its method.
 
-    None stands for what suits the data or the method. Either of `temperature` and `eta` may differ from 1, not both.
+    None: chosen by the data or the method. Only one of `temperature` and `eta` may differ from 1.
     """
 
     hidden: tuple[int, ...] | None = option(

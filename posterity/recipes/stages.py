@@ -1,4 +1,4 @@
-"""The stages of a method: the problem of each, and the threads that a small network needs."""
+"""The default weight of mean-field's KL, and the number of threads of a fit."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ SMALL = 10_000_000  # multiplications in one forward pass of a batch
 
 
 def usual_kl_weight(joint: Joint, *, classifies: bool) -> float:
-    """What mean-field multiplies its KL with where nobody says: 1, for classes rows / (2 weights) if that is less.
+    """Return the default factor of mean-field's KL: 1, and for classes rows / (2 weights) if that is less.
 
     With more means and scales than rows the KL outweighs the data, and the optimum is near the prior. See
     `Tempering.balanced`, with means and scales as its units. It is 1 for regression, where a power of the likelihood
@@ -23,10 +23,10 @@ def usual_kl_weight(joint: Joint, *, classifies: bool) -> float:
 
 @contextmanager
 def threads(work: int, count: int | None = None) -> Iterator[None]:
-    """Let torch use `count` threads; None is one for little `work` (multiplications), else as many as before.
+    """Set torch's number of threads to `count`; None: one for little `work` (multiplications), else unchanged.
 
-    Threads of a small network wait for each other longer than they work. Somebody who sets OMP_NUM_THREADS is left
-    alone where no count is given.
+    Threads of a small network wait for each other longer than they work. Without a `count`, OMP_NUM_THREADS has
+    precedence if it is set.
     """
     before = torch.get_num_threads()
     if count is None and work < SMALL and "OMP_NUM_THREADS" not in os.environ:

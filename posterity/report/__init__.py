@@ -1,4 +1,4 @@
-"""Figures of predictions and chains, as `po.report.trace_plot(q).savefig("chains.png")`, and the page of a comparison.
+"""Figures of predictions and chains, as `po.report.trace_plot(q).savefig("chains.png")`, and HTML pages of results.
 
 `canvas` has what figures share, `files` writes them whole or not at all. Figures of studies are in `posterity_studies`.
 Drawing needs matplotlib: pip install 'posterity[report]'.

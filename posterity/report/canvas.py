@@ -1,4 +1,4 @@
-"""Common parts of figures: a grid of panels without global state, colours, and files."""
+"""Shared parts of figures: a grid of panels without pyplot's global state, colours, and files."""
 
 import io
 from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which people with any colour vision tell apart; pages have them too (page.css).
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK = "#1f2733", "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7"
 GREY = "#8a8a8a"
-SOFT, EDGE = "#566070", "#9aa4b1"  # numbers at axes, and axes: quieter than what is drawn
+SOFT, EDGE = "#566070", "#9aa4b1"  # of axes and their numbers
 
 
 def panels(
@@ -53,12 +53,12 @@ def panels(
 
 
 def plain(panel: "Axes") -> None:
-    """Take the upper and right edges off a panel with curves or bars."""
+    """Hide the upper and right edges of a panel."""
     panel.spines[["top", "right"]].set_visible(False)
 
 
 def gentle(name: str, low: float, high: float) -> "Colormap":
-    """The part of the named colours between `low` and `high`, without the ends on which points cannot be seen."""
+    """Return the part of a named colour map between `low` and `high`, without ends on which points cannot be seen."""
     from matplotlib import colormaps
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -66,8 +66,23 @@ def gentle(name: str, low: float, high: float) -> "Colormap":
     return LinearSegmentedColormap.from_list(f"gentle {name}", shades)
 
 
-def save(figure: "Figure", path: Path, margin: float = 0.12) -> None:
-    """Write the figure in the format that the path ends in (.png, .pdf, .svg), whole or not at all."""
+def save(
+    figure: "Figure",
+    path: Path,
+    margin: float = 0.12,
+    *,
+    legend_of: "Axes | None" = None,
+    ncols: int | None = None,
+    fontsize: int = 10,
+) -> None:
+    """Write the figure atomically, in the format of the path's suffix (.png, .pdf, .svg).
+
+    The legend of the panel `legend_of` stands below the figure, in `ncols` columns (None: in one row).
+    """
+    if legend_of is not None:
+        handles, labels = legend_of.get_legend_handles_labels()
+        ncols = ncols or len(labels)
+        figure.legend(handles, labels, loc="outside lower center", ncols=ncols, frameon=False, fontsize=fontsize)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix.lower().removeprefix("."), bbox_inches="tight", pad_inches=margin)
     write_file(path, buffer.getvalue())

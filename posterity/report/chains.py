@@ -23,7 +23,7 @@ FEW = 8  # chains that can be told apart by colour, or have a row of bars each
 MOST = 12  # quantities in one figure
 POINTS = 1000  # of a trace; more hide each other
 CANDIDATES = 1000  # quantities whose R-hat is computed
-COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, BLACK, GREY, "#6a3d9a")  # red is for what is wrong
+COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, BLACK, GREY, "#6a3d9a")  # red marks problems only
 
 Draws = Samples | Mapping[str, Tensor]
 
@@ -95,7 +95,7 @@ def rank_plot(q: Draws, names: Sequence[str] | None = None, bins: int = 20) -> "
             panel.locator_params(axis="y", integer=True)
         _title(panel, name, draws, letters=44)
         first, last = panel.set_xticks([-0.5, bins - 0.5], ["1", f"{chains * length:,}"])
-        first.label1.set_horizontalalignment("left")  # beside those of the next panel
+        first.label1.set_horizontalalignment("left")  # labels of neighbouring panels must not overlap
         last.label1.set_horizontalalignment("right")
     for index, panel in enumerate(axes):
         if index >= len(chosen):
@@ -183,7 +183,7 @@ def _chosen(q: Draws, names: Sequence[str] | None) -> dict[str, Tensor]:
 
 
 def _chains(draws: Tensor) -> list[Any]:
-    """A colour for each chain: distinct colours for few chains, a colour scale for many."""
+    """Return a colour for each chain: distinct colours for few chains, a colour scale for many."""
     count = len(draws)
     if count <= FEW:
         return list(COLOURS[:count])
@@ -221,7 +221,7 @@ def _marginals(panel: "Axes", draws: Tensor) -> None:
 
 
 def _edges(values: Tensor, bins: int) -> Tensor:
-    """Edges of bins over the range of the values, which may be a single point."""
+    """Return the edges of bins over the range of the values, which may be a single point."""
     low, high = (float(values.min()), float(values.max())) if values.numel() else (0.0, 1.0)
     if low == high:
         low, high = low - 0.5, high + 0.5
@@ -229,7 +229,7 @@ def _edges(values: Tensor, bins: int) -> Tensor:
 
 
 def _rows(draws: Tensor) -> Tensor:
-    """The chains, or the two halves of a single chain, whose ranks would be uniform by definition."""
+    """Return the chains, or the two halves of a single chain, as its own ranks are uniform by definition."""
     half = draws.shape[1] // 2
     return torch.cat([draws[:, :half], draws[:, -half:]]) if len(draws) == 1 and half else draws
 
@@ -259,11 +259,11 @@ def _bars(panel: "Axes", counts: Tensor, expected: float) -> None:
 def _title(panel: "Axes", name: str, draws: Tensor, letters: int) -> None:
     """Set the name with R-hat and ESS as the title, in red where chains disagree, in lines of at most `letters`."""
     ratio, size = float(rhat(draws)), float(bulk_ess(draws))
-    told = [] if math.isnan(ratio) else [f"R-hat {ratio:.3g}" if ratio > 1.1 else f"R-hat {ratio:.3f}"]
-    told += [] if math.isnan(size) else [f"ESS {size:,.0f}"]
+    numbers = [] if math.isnan(ratio) else [f"R-hat {ratio:.3g}" if ratio > 1.1 else f"R-hat {ratio:.3f}"]
+    numbers += [] if math.isnan(size) else [f"ESS {size:,.0f}"]
     short = name if len(name) <= letters else f"...{name[3 - letters :]}"
-    gap = "   " if len("   ".join([short, *told])) <= letters else "\n"
-    text = gap.join([short.replace("$", r"\$"), "   ".join(told)]).strip()
+    gap = "   " if len("   ".join([short, *numbers])) <= letters else "\n"
+    text = gap.join([short.replace("$", r"\$"), "   ".join(numbers)]).strip()
     panel.set_title(text, fontsize=9, loc="left", color=RED if ratio > RHAT else BLACK)
     panel.tick_params(labelsize=8)
 
@@ -271,8 +271,8 @@ def _title(panel: "Axes", name: str, draws: Tensor, letters: int) -> None:
 def _legend(figure: "Figure", colours: list[Any], divergent: bool) -> None:
     from matplotlib.lines import Line2D
 
-    told = range(len(colours)) if len(colours) <= FEW else (0, len(colours) - 1)
-    lines = [Line2D([], [], color=colours[index], linewidth=1.5, label=f"chain {index}") for index in told]
+    labelled = range(len(colours)) if len(colours) <= FEW else (0, len(colours) - 1)
+    lines = [Line2D([], [], color=colours[index], linewidth=1.5, label=f"chain {index}") for index in labelled]
     if len(colours) == 1:
         lines = []
     if divergent:

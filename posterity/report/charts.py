@@ -1,4 +1,4 @@
-"""Specifications of charts, as `charts.js` draws them: histograms, curves, bars and traces in plain numbers."""
+"""Specifications of charts for `charts.js`: histograms, curves, bars and traces."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,13 @@ from posterity.report.embedded import finite
 from posterity.storage.part import JSON
 
 POINTS = 200
-"""Of a curve; more of them hide each other."""
+"""Most points of a curve; more would hide each other."""
 
 Chart = dict[str, JSON]
 
 
 def histogram(label: str, axis: str, values: Mapping[str, Tensor], *, rule: float | None = None) -> Chart:
-    """Shares of the values in up to 24 bins of equal width, one series for each name; `rule` is a line across."""
+    """Return histograms of the values by name, as shares in up to 24 equal bins; `rule` is a vertical line."""
     pooled = torch.cat([each[each.isfinite()].double().cpu() for each in values.values()])
     low, high = (float(pooled.min()), float(pooled.max())) if len(pooled) else (0.0, 1.0)
     if low == high:
@@ -37,7 +37,7 @@ def histogram(label: str, axis: str, values: Mapping[str, Tensor], *, rule: floa
 
 
 def curves(label: str, axis: str, height: str, lines: Mapping[str, tuple[Tensor, Tensor]]) -> Chart:
-    """Lines by name, each of x and y (T,), thinned to POINTS; y on a log axis where it spans factors and is above 0."""
+    """Return lines by name, each (x, y) of (T,), thinned to POINTS; positive y over a large range get a log axis."""
     series, heights = [], []
     for index, (name, (x, y)) in enumerate(lines.items()):
         chosen = torch.linspace(0, len(y) - 1, min(len(y), POINTS), dtype=torch.float64, device="cpu").round().long()
@@ -51,7 +51,7 @@ def curves(label: str, axis: str, height: str, lines: Mapping[str, tuple[Tensor,
 
 
 def traces(label: str, height: str, draws: Tensor) -> Chart:
-    """The draws (C, D) of each chain in their order, thinned to POINTS."""
+    """Return the draws (C, D) of each chain in order, thinned to POINTS."""
     steps = torch.arange(1, draws.shape[1] + 1, device="cpu")
     chart = curves(label, "draw", height, {f"chain {index}": (steps, each) for index, each in enumerate(draws)})
     series: Any = chart["series"]
@@ -61,7 +61,7 @@ def traces(label: str, height: str, draws: Tensor) -> Chart:
 
 
 def bars(label: str, axis: str, names: Sequence[str], values: Sequence[float], errors: Sequence[float]) -> Chart:
-    """A bar for each name, from 0, with two standard errors to each side."""
+    """Return a bar for each name, with two standard errors to each side."""
     ends = [(value - 2 * error, value + 2 * error) for value, error in zip(values, errors, strict=True)]
     series: dict[str, JSON] = {
         "kind": "rows",

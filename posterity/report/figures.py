@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GRID = 96  # points a side of a map; bilinear shading hides the steps
 MOST_DOTS = 250  # test rows in a figure of bands; more hide it
-BEYOND = 1.5  # the shown range, in spans of the data
+BEYOND = 1.5  # the shown range, in ranges of the data
 COLOURS = ("#053061", "#67001f", "#276419", "#40004b", "#7f3b08", "#003c30")
 MARKERS = ("o", "^", "s", "D", "v", "P")
 NOISE_BAND, WEIGHT_BAND, LINE, INK = "#c6dbef", "#6baed6", "#08519c", canvas.BLACK
@@ -30,10 +30,10 @@ Path_ = str | os.PathLike[str]
 
 
 class Predictor(Protocol):
-    """What figures need of a posterior, or of a mixture of fits."""
+    """The interface of posteriors that figures use."""
 
     def predict(self, inputs: Tensor) -> Predictive:
-        """The predictive of the targets at these inputs."""
+        """Return the predictive of the targets at these inputs."""
         ...
 
 
@@ -176,7 +176,7 @@ def _maps(
             if shown.min() < level < shown.max():
                 panel.contour(*coordinates, shown, levels=[level], colors=INK, linestyles=style, linewidths=width)
         if len(_classes(data)) > 2:
-            for lead in array(_leads(probs)):
+            for lead in array(class_margins(probs)):
                 if lead.min() < 0 < lead.max():
                     panel.contour(*coordinates, lead.reshape(GRID, GRID).T, levels=[0.0], colors=INK, linewidths=1.2)
         _points(panel, data)
@@ -191,8 +191,8 @@ def _maps(
     _save(figure, path, axes[:1])
 
 
-def _leads(probs: Tensor) -> Tensor:
-    """The probability of each class less the largest of the others, (C, N): zero at the border of the class."""
+def class_margins(probs: Tensor) -> Tensor:
+    """Return the probability of each class minus the largest of the others, (C, N): zero at its decision boundary."""
     top = probs.topk(2).values  # (N, 2)
     others = torch.where(probs == top[:, :1], top[:, 1:], top[:, :1])
     return (probs - others).T
@@ -214,7 +214,7 @@ def _points(panel: "Axes", data: DataSet) -> None:
 
 
 def _figure(count: int, *, width: float, height: float) -> tuple["Figure", list["Axes"]]:
-    """A figure with a row of panels."""
+    """Return a figure with a row of panels."""
     if not count:
         raise ValueError("A figure needs at least one panel. Got no posterior.")
     size, beside = (width, height), (0.9, 0.75)
@@ -234,7 +234,7 @@ def _title(
 
 
 def _save(figure: "Figure", path: Path_, legend_of: list["Axes"], columns: int | None = None) -> None:
-    """Write the figure with a legend below it, of all labels in these panels."""
+    """Write the figure with a legend of all labels in these panels below it."""
     labelled = (zip(*panel.get_legend_handles_labels(), strict=True) for panel in legend_of)
     handles = {label: handle for pairs in labelled for handle, label in pairs}
     ncols = columns or len(handles)
@@ -257,19 +257,19 @@ def _classes(data: DataSet) -> tuple[str, ...]:
 
 
 def _plain(name: str) -> str:
-    """Escape a name from the data, so that none of it is read as maths."""
+    """Escape a name from the data, so that matplotlib reads no maths in it."""
     return name.replace("$", r"\$")
 
 
 def wider(values: Tensor, factor: float) -> tuple[float, float]:
-    """The range of the values, stretched by `factor` around its middle."""
+    """Return the range of the values, stretched by `factor` around its middle."""
     low, high = float(values.min()), float(values.max())
     half = 0.5 * (high - low) * factor or 1.0
     return 0.5 * (low + high) - half, 0.5 * (low + high) + half
 
 
 def square(inputs: Tensor) -> list[tuple[float, float]]:
-    """Equal ranges of both inputs around the data, BEYOND their larger span to each side of the middle."""
+    """Return equal ranges of both inputs, BEYOND times their larger range to each side of the middle."""
     low, high = inputs.amin(0), inputs.amax(0)
     half = math.ceil(BEYOND * float((high - low).max()))
     return [(round(float(middle)) - half, round(float(middle)) + half) for middle in 0.5 * (low + high)]

@@ -12,7 +12,7 @@ FORMATS = ("png", "pdf", "svg")
 
 
 def check_figure_path(path: Path) -> None:
-    """Refuse a figure that could not be drawn in the end: no matplotlib, or a file name of an unknown format."""
+    """Raise early for a figure that could not be written: matplotlib is missing, or the suffix is unknown."""
     _check_matplotlib()
     suffix = path.suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
@@ -26,7 +26,7 @@ def check_figure_path(path: Path) -> None:
 
 
 def check_report_path(path: Path) -> None:
-    """Refuse a report that could not be written in the end: no HTML file."""
+    """Raise early for a report that could not be written: its path must be an HTML file."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"A report must be an .html file. Got '{path}'. Give a name that ends in .html.")
     if path.is_dir():
@@ -39,7 +39,7 @@ def _check_matplotlib() -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Model name of the CPU and number of cores; nothing that identifies a single computer."""
+    """Return the model name and the cores of the CPU; nothing that identifies a single computer."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
@@ -49,7 +49,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor(device: str) -> dict[str, Any]:
-    """The name of a device, and the number of threads of a CPU."""
+    """Return the name of a device, and for a CPU the number of threads."""
     import torch
 
     name = platform.machine() if device == "cpu" else torch.cuda.get_device_name(device)

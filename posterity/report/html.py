@@ -1,4 +1,4 @@
-"""HTML pages that need no other file: style, pictures and the script of a report are inside, known by their hashes.
+"""HTML pages that need no other file: style, pictures and script are inline, allowed by their hashes.
 
 The script is our own, 650 lines of JavaScript that draw SVG (`charts.js`, `statistics.js`, `page.js`). The smallest
 libraries that could replace its drawing (uPlot, 50 kB; Chart.js, 200 kB; Vega with Vega-Lite, 700 kB, compressed for
@@ -17,14 +17,14 @@ from importlib.resources import files
 from typing import Any
 
 SCRIPTS = ("charts.js", "statistics.js", "page.js")
-"""What a page with numbers runs, in this order."""
+"""The scripts of a page with numbers, in this order."""
 ASKS = "ask.js"
-"""What the page of a server runs after them."""
+"""The further script of a server's page."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG image with its heading, what it shows for those who do not see it, and how to read it."""
+    """A PNG image with its heading, alternative text and caption."""
 
     heading: str
     png: bytes
@@ -33,21 +33,21 @@ class Picture:
 
 
 def page(title: str, parts: Iterable[str], numbers: Mapping[str, Any] | None = None, *, asks: bool = False) -> str:
-    """Write a page of parts that are HTML already; empty ones are left out. The title is escaped here.
+    """Return a page of HTML parts, without empty ones. The title is escaped here.
 
-    With `numbers`, the data of `page.js`, the page has the script that draws them; without, it runs none. With `asks`
-    the script may also send what is in a form of the page to the page's own server, and to no other.
+    With `numbers`, the data of `page.js`, the page has the scripts that draw them; otherwise it has none. With `asks`
+    the scripts may also send a form of the page to the page's own server, and to no other.
     """
     style = _asset("page.css")
     policy = f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; style-src {_hash(style)}"
-    told, script = "it loads nothing and runs no scripts.", ""
+    promise, script = "it loads nothing and runs no scripts.", ""
     if numbers is not None:
         code = "(() => {\n'use strict';\n" + "\n".join(map(_asset, (*SCRIPTS, *(ASKS,) * asks))) + "})();\n"
         policy += f"; script-src {_hash(code)}" + "; connect-src 'self'" * asks
-        told = "it loads nothing, and the only script that it runs is its own."
+        promise = "it loads nothing, and the only script that it runs is its own."
         if asks:
-            told = "the only script that it runs is its own, and what is typed goes to the server of the page alone."
-        # No text in the numbers can end the element or begin another: JSON needs no sign <.
+            promise = "the only script that it runs is its own, and what is typed goes to the server of the page alone."
+        # Escaping < keeps text in the numbers from ending the element or beginning another.
         text = json.dumps(numbers, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
         script = f'<script type="application/json" id="numbers">{text}</script>\n<script>{code}</script>\n'
     body = "\n".join(part for part in parts if part)
@@ -64,7 +64,7 @@ def page(title: str, parts: Iterable[str], numbers: Mapping[str, Any] | None = N
 <main>
 {body}
 </main>
-<footer>This page holds all it shows; {told}</footer>
+<footer>This page holds all it shows; {promise}</footer>
 {script}</body>
 </html>
 """
@@ -76,28 +76,28 @@ def _asset(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """The hash by which a policy allows this one inline element."""
+    """Return the hash by which the content security policy allows this inline element."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
 
 
 def section(heading: str, *content: str) -> str:
-    """Put a heading, which is escaped here, over content that is HTML already."""
+    """Return a section of HTML content under a heading, which is escaped here."""
     return "\n".join(["<section>", f"<h2>{escape(heading)}</h2>", *(part for part in content if part), "</section>"])
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """A paragraph of text, which is escaped here."""
+    """Return a paragraph of text, which is escaped here."""
     return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
 
 def facts(values: Mapping[str, str]) -> str:
-    """List values, which are escaped here, beside their names."""
+    """Return a list of names and values, which are escaped here."""
     entries = (f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in values.items())
     return "\n".join(["<dl>", *entries, "</dl>"])
 
 
 def table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, text: Sequence[int] = ()) -> str:
-    """A table of text, which is escaped here; the first cell of a row names it. Columns `text` stand to the left."""
+    """Return a table of text, which is escaped here; first cells are row headers, columns `text` are left-aligned."""
     kinds = [' class="text"' if index in text else "" for index in range(len(heads))]
     head = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(heads, kinds, strict=True))
     body = (
@@ -110,18 +110,18 @@ def table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, te
 
 
 def wide(label: str, content: str) -> str:
-    """Wrap content that may be wider than a phone in a region that scrolls, also by the keyboard."""
+    """Wrap content that may be wider than a phone in a region that scrolls, also by keyboard."""
     return f'<div class="wide" role="region" tabindex="0" aria-label="{escape(label)}">\n{content}\n</div>'
 
 
 def settings(values: Mapping[str, Any]) -> str:
-    """All settings, folded."""
+    """Return all settings, collapsed."""
     words = {name.replace("_", " "): _value(value) for name, value in values.items()}
     return f"<details>\n<summary>All settings</summary>\n{facts(words)}\n</details>"
 
 
 def _value(value: Any) -> str:
-    """A value of JSON in words; a dash where nothing was given."""
+    """Format a JSON value; "-" for none."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -130,7 +130,7 @@ def _value(value: Any) -> str:
 
 
 def figure(picture: Picture) -> str:
-    """Show a picture with its caption; it scrolls sideways where a phone is too narrow for it."""
+    """Return a picture with its caption, which scrolls sideways on narrow screens."""
     width, height = (int.from_bytes(picture.png[at : at + 4], "big") for at in (16, 20))  # of the header of a PNG
     width, height = round(width / 1.5), round(height / 1.5)  # drawn at 150 dots an inch, a page has 96 or more
     data = base64.b64encode(picture.png).decode("ascii")

@@ -1,10 +1,10 @@
-"""Numbers for people: thousands marks, and no more digits than they deserve."""
+"""Numbers for people: with thousands separators, and no more digits than are significant."""
 
 import math
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number in so many significant digits; whole part and thousands marks are always shown.
+    """Format a number with so many significant digits; the integer part is always complete.
 
     >>> number(71538.0657), number(0.123456), number(None)
     ('71,538', '0.1235', '-')
@@ -19,7 +19,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def short(value: float, digits: int = 4) -> str:
-    """A number without zeros at the end.
+    """Format a number without trailing zeros.
 
     >>> short(1.0), short(66612.3), short(0.2146)
     ('1', '66,612', '0.2146')
@@ -29,7 +29,7 @@ def short(value: float, digits: int = 4) -> str:
 
 
 def with_ends(value: float | None, ends: list[float] | None) -> tuple[str, str]:
-    """A number and "lower to upper", in the digits that its interval supports: two of half its width.
+    """Format a number and "lower to upper", to two significant digits of half the interval's width.
 
     >>> with_ends(71538.0657, [69210.1, 73950.7])
     ('71,500', '69,200 to 74,000')
@@ -48,7 +48,7 @@ def with_ends(value: float | None, ends: list[float] | None) -> tuple[str, str]:
 
 
 def with_error(value: float, error: float) -> str:
-    """A number with its standard error, both to the first digit of the error.
+    """Format a number with its standard error, both to the first digit of the error.
 
     >>> with_error(160.8, 11.2), with_error(1.39e8, 2.1e6), with_error(0.00754, 2.2e-5)
     ('160 ± 10', '139,000,000 ± 2,000,000', '0.00754 ± 0.00002')
@@ -59,7 +59,7 @@ def with_error(value: float, error: float) -> str:
 
 
 def share(value: float) -> str:
-    """A share as a percentage.
+    """Format a share as a percentage.
 
     >>> share(0.0123), share(0.5)
     ('1.2 %', '50 %')
@@ -68,7 +68,7 @@ def share(value: float) -> str:
 
 
 def _power(value: float) -> int:
-    """The power of ten of the first digit."""
+    """Return the power of ten of the first digit."""
     return math.floor(math.log10(abs(value))) if value else 0
 
 

@@ -38,17 +38,16 @@ def penalty_figure(
     priors: Mapping[str, LogDensity],
     path: Path,
     *,
-    nearest: Divergence | None = None,
-    near_to: str = "the prior",
-    of: str = "the prior",
-    group: tuple[int, int] = (1, 1),
-    title: str = "",
+    nearest: Divergence | None,
+    near_to: str,
+    of: str,
+    group: tuple[int, int],
+    title: str,
 ) -> None:
     """Draw a penalty, with the KL that it is or is near to, and the density and log density of its priors by label.
 
-    Takes the penalty with the family that reads it, log densities by label (none where there is no prior), the KL
-    to draw beside the penalty with what it is to (`near_to`), what the densities are `of`, and the shape of one group
-    of weights, along whose diagonal all is drawn.
+    `priors` has log densities by label. `nearest` is a KL to draw next to the penalty, and `near_to` the name of its
+    target; `of` names the densities in titles. Curves are along the diagonal of a `group` of weights of this shape.
     """
     figure, axes = panels(1, 3 if priors else 1, size=(4.0, 3.5))
     half = _half_range(priors)
@@ -88,7 +87,7 @@ def in_signs(formula: str) -> str:
     return re.sub(r"\^(\d+)", lambda power: power[1].translate(_RAISED), formula)
 
 
-def signals_figure(runs: Mapping[str, Sequence[Signals]], path: Path, *, title: str = "") -> None:
+def signals_figure(runs: Mapping[str, Sequence[Signals]], path: Path, *, title: str) -> None:
     """Draw variance and correlation by layer: means of drawn networks as dots, infinite width as lines.
 
     Takes by label the `Signals` of several networks of one kind; bars are standard errors of the mean.
@@ -116,8 +115,8 @@ def signals_figure(runs: Mapping[str, Sequence[Signals]], path: Path, *, title: 
     save(figure, path)
 
 
-def penalty_along(penalty: Penalty, lengths: Tensor, scale: float, group: tuple[int, int] = (1, 1)) -> Tensor:
-    """r of one weight, or of one group of equal weights, whose means have these signed lengths: (T,) -> (T,)."""
+def penalty_along(penalty: Penalty, lengths: Tensor, scale: float, group: tuple[int, int]) -> Tensor:
+    """Return r of one weight, or of a group of equal weights, at means of these signed lengths: (T,) -> (T,)."""
     if penalty.separates:
         return penalty.each(lengths, torch.full_like(lengths, scale))
     size = math.prod(group)
@@ -160,13 +159,13 @@ def _draw_penalty(
 
 def _legend_below(figure: "Figure", panel: "Axes") -> None:
     """Draw a legend of the lines of a panel below the figure."""
-    lines = [line for line in panel.get_lines() if not str(line.get_label()).startswith("_")]  # not those of error bars
+    lines = [line for line in panel.get_lines() if not str(line.get_label()).startswith("_")]  # no error bars
     labels = [str(line.get_label()) for line in lines]
     figure.legend(lines, labels, loc="outside lower center", ncols=len(lines), frameon=False, fontsize=9)
 
 
 def _half_range(priors: Mapping[str, LogDensity]) -> float:
-    """The distance from 0 within which the densities are not negligible."""
+    """Return the distance from 0 beyond which all densities are negligible."""
     halves = torch.logspace(-4, 4, 801, dtype=torch.float64, device="cpu")
     larger = [torch.maximum(log_density(halves), log_density(-halves)) for log_density in priors.values()]
     return max((float(halves[logs > logs.max() - _DROP].max()) for logs in larger), default=_REACH)

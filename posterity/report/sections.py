@@ -1,12 +1,13 @@
-"""The parts of a report in HTML: scores with intervals, controls, and places for the figures that a script draws."""
+"""Sections of a report in HTML: scores with intervals, controls, and placeholders of figures that scripts draw."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from posterity.report.html import facts, paragraph, section, wide
 from posterity.report.numbers import number, with_ends
 
+MOST_CONFUSED = 12  # most classes of a confusion matrix
 MEANINGS = {
     "test_nll": "NLL, the negative log-likelihood, is how surprised the method was by the test rows: it grows when a "
     "wrong answer was held for sure, and when a right one was doubted. Less is better, and a difference of 0.1 means "
@@ -24,25 +25,11 @@ MEANINGS = {
     "coverage": "Coverage is the share of test rows whose target lies in its interval, of 95 % unless another level is "
     "named. Below the level the intervals are too narrow, above it too wide.",
 }
-"""What each score says, in plain words."""
-
-
-class Score(Protocol):
-    """A column of the table: the key of its values, and its heading."""
-
-    @property
-    def key(self) -> str:
-        """The key of its values."""
-        ...
-
-    @property
-    def heading(self) -> str:
-        """The heading of the column."""
-        ...
+"""Explanations of the scores."""
 
 
 class Field(NamedTuple):
-    """A value of a row that a reader gives: a number, a choice among words, or text; `value` stands there at first."""
+    """A field of the form for a row: a number, a choice or text, with the initial `value`."""
 
     name: str
     value: str = ""
@@ -50,12 +37,15 @@ class Field(NamedTuple):
     is_number: bool = False
 
 
-def scores_table(rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], best: Mapping[str, Sequence[str]]) -> str:
-    """The scores of baselines and methods, with their intervals; `best` has the words of the best rows by score.
+def scores_table(
+    rows: Sequence[Mapping[str, Any]], scores: Mapping[str, str], best: Mapping[str, Sequence[str]]
+) -> str:
+    """Return the table of scores of baselines and methods with their intervals; `best` names the best rows by score.
 
-    A row has word, label, is_baseline, failed, reason, its scores by key, intervals, seconds, and starts_from.
+    `scores` has headings by key. A row has the keys word, label, is_baseline, failed, reason, intervals, seconds and
+    starts_from, and the keys of its scores.
     """
-    headings = ["method", *(score.heading for score in scores), "seconds"]
+    headings = ["method", *scores.values(), "seconds"]
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     body = []
     for row in rows:
@@ -63,10 +53,10 @@ def scores_table(rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], bes
         if row["failed"]:
             cells.append(f'<td class="failed" colspan="{len(headings) - 1}">{escape(row["reason"])}</td>')
         else:
-            cells += [_cell(row, score.key, row["word"] in best.get(score.key, ())) for score in scores]
+            cells += [_cell(row, key, row["word"] in best.get(key, ())) for key in scores]
             seconds = row.get("seconds")
-            told = "-" if seconds is None else number(seconds, 2) if seconds >= 0.01 else "under 0.01"
-            cells.append(f"<td>{'+' * bool(row.get('starts_from'))}{told}</td>")
+            text = "-" if seconds is None else number(seconds, 2) if seconds >= 0.01 else "under 0.01"
+            cells.append(f"<td>{'+' * bool(row.get('starts_from'))}{text}</td>")
         kind = ' class="baseline"' if row["is_baseline"] else ""
         body.append(f"<tr{kind}>{''.join(cells)}</tr>")
     lines = ["<table>", f"<thead><tr>{head}</tr></thead>", "<tbody>", *body, "</tbody>", "</table>"]
@@ -84,14 +74,14 @@ def _cell(row: Mapping[str, Any], key: str, is_best: bool) -> str:
     return f'<td class="best">{value}{mark}{small}</td>'
 
 
-def meanings(scores: Sequence[Score]) -> str:
-    """What the scores say, folded."""
-    told = "\n".join(paragraph(MEANINGS[score.key]) for score in scores if score.key in MEANINGS)
-    return f"<details>\n<summary>How to read these scores</summary>\n{told}\n</details>"
+def meanings(scores: Iterable[str]) -> str:
+    """Return the explanations of the scores, collapsed."""
+    paragraphs = "\n".join(paragraph(MEANINGS[key]) for key in scores if key in MEANINGS)
+    return f"<details>\n<summary>How to read these scores</summary>\n{paragraphs}\n</details>"
 
 
 def methods_chooser(methods: Sequence[tuple[str, str]], shown: Sequence[str]) -> str:
-    """Boxes to tick for the methods (word, label) that figures show; `shown` are ticked at first."""
+    """Return checkboxes of the methods (word, label) that figures show; `shown` are checked initially."""
     boxes = (
         f'<label><input type="checkbox" id="show-{escape(word)}"{" checked" * (word in shown)}>'
         f'<span class="swatch c{index % 8}"></span>{escape(label)}</label>'
@@ -118,12 +108,12 @@ def _controls(*content: str) -> str:
 
 
 def place(name: str, kind: str = "single") -> str:
-    """Where the script draws a figure, or panels side by side."""
+    """Return the placeholder of a figure, or of panels side by side."""
     return f'<div class="{kind}" data-figure="{escape(name)}"></div>'
 
 
 def numbers_sections(levels: Sequence[float], level: float, of_rows: str, *, has_line: bool) -> list[str]:
-    """Predictions of numbers: against the truth, coverage and sharpness, all moved by one slider of levels."""
+    """Return the sections for regression: predicted against true, coverage and sharpness, with a slider of levels."""
     start = min(range(len(levels)), key=lambda index: abs(levels[index] - level))
     line = [
         section(
@@ -151,8 +141,8 @@ def numbers_sections(levels: Sequence[float], level: float, of_rows: str, *, has
     ]  # fmt: skip
 
 
-def class_sections(classes: Sequence[str], of_rows: str, *, has_map: bool, most_confused: int = 12) -> list[str]:
-    """Predictions of classes: confidence at a temperature, what is decided, and what is confused."""
+def class_sections(classes: Sequence[str], of_rows: str, *, has_map: bool) -> list[str]:
+    """Return the sections for classes: calibration with a temperature, decisions, and confusion."""
     parts = [
         section(
             "Is confidence earned?",
@@ -182,7 +172,7 @@ def class_sections(classes: Sequence[str], of_rows: str, *, has_map: bool, most_
                 place("costs"),
             )
         )  # fmt: skip
-    if len(classes) <= most_confused:
+    if len(classes) <= MOST_CONFUSED:
         parts.append(
             section(
                 "What is taken for what",
@@ -203,9 +193,9 @@ def class_sections(classes: Sequence[str], of_rows: str, *, has_map: bool, most_
 
 
 def ask_section(fields: Sequence[Field], level: float | None, note: str) -> str:
-    """A form for one row, which `ask.js` sends to the server of the page; a level where intervals are predicted.
+    """Return the form of a row, which `ask.js` sends to the server of the page.
 
-    `note` is HTML already.
+    `level` is the initial level of intervals, None for classes; `note` is HTML.
     """
     rows = "\n".join(_field(f"ask-{index}", field) for index, field in enumerate(fields))
     wanted = (
@@ -233,9 +223,9 @@ def _field(name: str, field: Field) -> str:
 
 
 def by_method(heading: str, about: str, parts: Mapping[tuple[str, str], str]) -> str:
-    """A section with a part for each method (word, label), of which the script shows those that are ticked.
+    """Return a section with a part for each method (word, label); the script shows the parts of checked methods.
 
-    The first is open, others can be opened.
+    Only the first part is expanded initially.
     """
     divided = (
         f'<details data-method="{escape(word)}"{" open" * (at == 0)}>\n<summary><strong>{escape(label)}</strong>'
@@ -246,10 +236,10 @@ def by_method(heading: str, about: str, parts: Mapping[tuple[str, str], str]) ->
 
 
 def warnings(lines: Sequence[str]) -> str:
-    """What a reader must know before any number, one box each."""
+    """Return a box for each warning."""
     return "\n".join(paragraph(line, "warning") for line in lines)
 
 
 def made_by(command: str, about: Mapping[str, str]) -> str:
-    """The command that made the page, with what and when."""
+    """Return the command that made the page, with versions and time."""
     return section("Made by", f"<pre><code>{escape(command)}</code></pre>", facts(about))

@@ -24,7 +24,7 @@ from posterity.scale.sums import Node, bounds, branch_sum, branches
 
 logger = logging.getLogger("posterity")
 
-BLOCKS = 8  # of the rows of a batch: one for each of up to eight processes
+BLOCKS = 8  # blocks of the rows of a batch, for up to eight processes
 SLICED = 1 << 16  # bytes from which each process adds up a slice of a sum, and all exchange the slices
 AGREE = 3.0  # seconds in which processes that all have an error learn of each other
 _AGAIN = (
@@ -98,7 +98,7 @@ class TorchGroup(Group):
         return f"{self._errors} {rank}"
 
     def _said(self, rank: int) -> tuple[int, bool, str]:
-        """The calls of a process before its error, whether that is the loss of another one, and what it says."""
+        """Return the calls of a process before its error, whether it lost another process, and its message."""
         calls, lost, text = json.loads(self._store.get(self._place(rank)))
         return calls, lost, text
 
@@ -182,7 +182,7 @@ class TorchGroup(Group):
         return torch.cat(self.gathered(mine))[:length].to(device)
 
     def _added(self, sent: list[Tensor]) -> Tensor:
-        """Return the sum of the branches of all processes: `sent[r]` (branches, L) has those of process r first."""
+        """Return the sum of the branches of all processes; `sent[r]` (branches, L) begins with those of process r."""
         known: dict[Node, list[Tensor]] = {}
         for nodes, rows in zip(self._branches, sent, strict=True):
             known.update((node, [row]) for node, row in zip(nodes, rows, strict=False))

@@ -1,4 +1,4 @@
-"""Work for other processes as bytes, and its answer: the result or the error, with what was logged meanwhile."""
+"""Work for other processes as bytes, and its answer: the result or the error, with the log messages."""
 
 import logging
 import pickle
@@ -19,7 +19,7 @@ class Lost(PosterityError):
 
 
 class Setting(NamedTuple):
-    """What a process that works for this one has in common with it."""
+    """The settings that a worker process shares with this one."""
 
     threads: int
     dtype: torch.dtype
@@ -32,7 +32,7 @@ class Setting(NamedTuple):
         return cls(threads or torch.get_num_threads(), torch.get_default_dtype(), level)
 
     def take(self) -> None:
-        """Set up the present process like the one that the setting is of."""
+        """Set up the present process with these settings."""
         torch.set_num_threads(self.threads)
         torch.set_default_dtype(self.dtype)
         logging.getLogger("posterity").setLevel(self.level)
@@ -95,7 +95,7 @@ def _portable(error: Exception) -> Exception:
 
 
 class _Notes(logging.Handler):
-    """Keeps what is logged."""
+    """Keeps log messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class _Notes(logging.Handler):
 
 @contextmanager
 def _listening() -> Iterator[list[Line]]:
-    """Keep what the library logs, instead of printing it where nobody looks."""
+    """Keep the library's log messages inside the context instead of printing them in a worker."""
     logger, notes = logging.getLogger("posterity"), _Notes()
     before, logger.propagate = logger.propagate, False
     logger.addHandler(notes)

@@ -1,4 +1,4 @@
-"""Work on a Ray cluster: the connection, what is shipped there, and each answer as soon as it is there."""
+"""Work on a Ray cluster: the connection, sending of work, and answers as they arrive."""
 
 import io
 import logging
@@ -40,7 +40,7 @@ _logger = logging.getLogger("posterity")
 
 @dataclass(frozen=True)
 class Demand:
-    """What each piece of work needs: CPUs, GPUs, how often it is begun again, and at most how many run at once."""
+    """Requirements of each piece of work: CPUs, GPUs, the number of retries, and the most that run at once."""
 
     cpus: float
     gpus: float
@@ -78,7 +78,7 @@ def connect(address: str | None, cpus: float) -> None:
 
 @contextmanager
 def sigterm_kept() -> Iterator[None]:
-    """A context after which SIGTERM does what it did before; Ray makes it end the process before anything is stored."""
+    """Keep the handler of SIGTERM: Ray's own would end the process before anything is stored."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -155,7 +155,7 @@ def each(work: Mapping[str, Callable[[], Any]], demand: Demand) -> Iterator[tupl
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """A piece of work as it is sent, and how often it was begun in vain."""
+    """A piece of work as sent, and the number of its failed attempts."""
 
     name: str
     parcel: bytes
@@ -270,7 +270,7 @@ class _Store:
         return [self.kept[key][1] for key in keys]
 
     def release(self, keys: list[_Key]) -> None:
-        """Forget tensors that nothing on its way uses any more."""
+        """Forget tensors that no unfinished piece of work uses."""
         for key in keys:
             self.users[key] -= 1
             if not self.users[key]:
@@ -278,7 +278,7 @@ class _Store:
 
 
 def _key(value: Any) -> _Key | None:
-    """Return what identifies the numbers of a large plain tensor; None for anything else."""
+    """Return a key of the contents of a large plain tensor; None for anything else."""
     if type(value) is not Tensor or value.requires_grad or value.layout is not torch.strided:
         return None
     if value.is_inference() or not value.is_contiguous() or value.nbytes < SHARED:

@@ -1,4 +1,4 @@
-"""Rows of which each process has a part."""
+"""Gathering of rows of which each process has a part."""
 
 import torch
 from torch import Tensor
@@ -39,12 +39,12 @@ def gathered(data: object) -> TensorData:
     counts = [int(count) for count in group.gathered(torch.tensor(own.size))]
     if not sum(counts):
         raise BadData("The data have no rows. Pass at least one in some process.")
-    whole = iter([_joined(group, tensor, counts) for tensor in batch_tensors(own)])
-    return TensorData(Batch(*own.map(lambda _: next(whole))[:3]))
+    joined = iter([_joined(group, tensor, counts) for tensor in batch_tensors(own)])
+    return TensorData(Batch(*own.map(lambda _: next(joined))[:3]))
 
 
 def _joined(group: TorchGroup, own: Tensor, counts: list[int]) -> Tensor:
-    """The rows of one tensor of all processes; all send as many, as collectives need."""
+    """Return the rows of one tensor of all processes; all send equally many, as collectives require."""
     padded = own.new_zeros(max(counts), *own.shape[1:])
     padded[: len(own)] = own
     parts = zip(group.gathered(padded), counts, strict=True)

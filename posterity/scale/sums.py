@@ -24,14 +24,14 @@ def branches(rank: int, size: int, blocks: int) -> list[Node]:
     [[(0, 2)], [(2, 4), (4, 5)], [(5, 6), (6, 8)]]
     """
     low, end = bounds(blocks, size, rank)
-    found = []
+    result = []
     while low < end:
         width = low & -low or blocks
         while low + width > end:
             width //= 2
-        found.append((low, low + width))
+        result.append((low, low + width))
         low += width
-    return found
+    return result
 
 
 def branch_sum(node: Node, known: Callable[[Node], Sequence[Tensor] | None]) -> Sequence[Tensor]:

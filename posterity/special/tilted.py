@@ -15,7 +15,7 @@ LogFactor: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 _ROWS = 4096  # rows at a time: bounds the memory
 _GRID = 33  # points of a search for the peak; odd, so that the centre is one of them
 _WIDE = 10.0  # standard deviations on either side of the start of the search
-_SEARCHES = 80  # grids in turn, each of a sixteenth of the width of the one before
+_SEARCHES = 80  # successive grids, each a sixteenth as wide as the previous one
 _OFF_CENTRE = 0.0618  # standard deviations: the edge of a panel at the mean would hide a step of the factor there
 _REACH = 9.5  # standard deviations around a peak: a log-concave product has fallen by exp(-45) there
 _PANELS = 5  # on either side of a peak, at first
@@ -75,21 +75,21 @@ def _peak(log_product: LogFactor, start: Tensor, reach: Tensor) -> tuple[Tensor,
     """Return the highest point found from `start` (n,), a width over which the log falls by about one, and the log."""
     grid = torch.linspace(-1.0, 1.0, _GRID, dtype=start.dtype, device=start.device)[:, None]
     centre, reach, top = start.clone(), reach.clone(), torch.full_like(start, math.nan)
-    width, place = reach.clone(), torch.arange(len(start), device=start.device)
+    width, rows = reach.clone(), torch.arange(len(start), device=start.device)
     for _ in range(_SEARCHES):
-        points = centre[place] + reach[place] * grid  # (G, m)
-        logs = log_product(points, place)
-        top[place], index = logs.max(0)
+        points = centre[rows] + reach[rows] * grid  # (G, m)
+        logs = log_product(points, rows)
+        top[rows], index = logs.max(0)
         best = points.gather(0, index[None])[0]
         sides = torch.stack([index - 1, index + 1]).clamp(0, _GRID - 1)
-        fall = top[place] - logs.gather(0, sides).amin(0)
+        fall = top[rows] - logs.gather(0, sides).amin(0)
         outside = (index == 0) | (index == _GRID - 1)
-        cell = 2.0 / (_GRID - 1) * reach[place]
-        centre[place], width[place] = best, cell
-        reach[place] = torch.where(outside, 2.0 * reach[place], cell)
-        more = (outside | ~(fall <= 1.0)) & torch.isfinite(top[place])
-        place = place[more]
-        if not len(place):
+        cell = 2.0 / (_GRID - 1) * reach[rows]
+        centre[rows], width[rows] = best, cell
+        reach[rows] = torch.where(outside, 2.0 * reach[rows], cell)
+        more = (outside | ~(fall <= 1.0)) & torch.isfinite(top[rows])
+        rows = rows[more]
+        if not len(rows):
             break
     return centre, width, top
 
@@ -104,28 +104,28 @@ def _edges(centre: Tensor, width: Tensor, reach: Tensor) -> Tensor:
 def _integrals(log_product: LogFactor, edges: Tensor, centre: Tensor, width: Tensor, top: Tensor) -> Tensor:
     """Return the integrals (3, n) of u^k exp(log - top) over u = (a - centre) / width, for k = 0, 1, 2."""
     nodes, weights, last = (values.to(centre.device) for values in _rule())
-    place = torch.arange(edges.shape[1], device=centre.device).repeat(len(edges) - 1)
+    rows = torch.arange(edges.shape[1], device=centre.device).repeat(len(edges) - 1)
     low, high = edges[:-1].reshape(-1), edges[1:].reshape(-1)
     size = None
     total = torch.zeros(3, edges.shape[1], dtype=centre.dtype, device="cpu")  # the CPU adds in a fixed order
     for depth in range(_DEPTH):
         points = low + (high - low) * nodes[:, None]  # (K, m)
-        away, length = (points - centre[place]) / width[place], (high - low) / width[place]
-        mass = (log_product(points, place) - top[place]).exp() * length
+        away, length = (points - centre[rows]) / width[rows], (high - low) / width[rows]
+        mass = (log_product(points, rows) - top[rows]).exp() * length
         squares = away.square() * mass
         sums = torch.stack([weights @ mass, weights @ (away * mass), weights @ squares])  # (3, m)
         if size is None:
             size = sums[::2].reshape(2, len(edges) - 1, -1).sum(1)  # of mass and squares
         rough = torch.stack([(last @ mass).abs().amax(0), (last @ squares).abs().amax(0)])
-        settled = ~(rough > _TAIL * size[:, place]).any(0)  # NaN is, too
-        if depth == _DEPTH - 1 or len(place) > _MOST * edges.shape[1]:
+        settled = ~(rough > _TAIL * size[:, rows]).any(0)  # NaN is, too
+        if depth == _DEPTH - 1 or len(rows) > _MOST * edges.shape[1]:
             settled = torch.ones_like(settled)
-        total.index_add_(1, place[settled].cpu(), sums[:, settled].cpu())
+        total.index_add_(1, rows[settled].cpu(), sums[:, settled].cpu())
         if bool(settled.all()):
             break
-        low, high, place = low[~settled], high[~settled], place[~settled]
+        low, high, rows = low[~settled], high[~settled], rows[~settled]
         middle = 0.5 * (low + high)
-        low, high, place = torch.cat([low, middle]), torch.cat([middle, high]), torch.cat([place, place])
+        low, high, rows = torch.cat([low, middle]), torch.cat([middle, high]), torch.cat([rows, rows])
     return total.to(centre.device)
 
 

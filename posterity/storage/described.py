@@ -1,4 +1,4 @@
-"""Values of the user's own classes: described where they are stored, and compared where they are handed back."""
+"""Values of the user's own classes: a description is stored, and compared with the object passed to `load`."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -55,7 +55,7 @@ def _description(value: object, tensors: dict[str, Tensor], path: str) -> JSON:
 
 
 def is_described(json: object) -> bool:
-    """Return whether this is the description of an object, which must be handed back to be read."""
+    """Return whether this is the description of an object, which must be passed again for loading."""
     return isinstance(json, dict) and "own" in json
 
 

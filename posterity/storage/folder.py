@@ -24,7 +24,7 @@ T = TypeVar("T")
 FORMAT = 2  # since 0.2.0, which names types by their present folders; format 1 (0.1.0) is read too
 LIBRARY = "posterity"
 OWNERS = {"task": "a fitted run", "estimator": "an estimator"}
-"""Parts by which a folder is known to hold more than a posterior, and what that is."""
+"""Parts that show that a folder holds more than a posterior, with the name of its contents."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FOLDER = re.compile(_NAME.pattern + r"-[0-9a-f]{12}")
@@ -188,10 +188,10 @@ class RunFolder:
         raise BadFolder(f"Run folder {self._shown} changes too fast to be read. Try again later.") from failure
 
     def refuse(self, *owners: str) -> None:
-        """Raise BadFolder where one of these `OWNERS` (none: any) is there, of which a commit would replace a part."""
-        there = self.parts() if self.exists() else ()
+        """Raise BadFolder if the folder belongs to one of these `OWNERS` (none: to any), whose parts must stay."""
+        stored = self.parts() if self.exists() else ()
         for owner in owners or OWNERS:
-            if owner in there:
+            if owner in stored:
                 raise BadFolder(
                     f"Run folder {self._shown} holds {OWNERS[owner]}, which would be mixed with what is saved. "
                     "Save into another folder, or delete this one first."

@@ -125,7 +125,7 @@ def unpack(where: str, config_file: bytes, tensor_file: bytes | Path) -> Part:
 
 
 def sent(part: Part) -> bytes:
-    """Return a part as bytes, for another process."""
+    """Pack a part into bytes for another process."""
     config, tensors = (b"".join(pieces) for pieces in pack("sent", part).values())
     return struct.pack("<?Q", part.older, len(config)) + config + tensors
 

@@ -1,4 +1,4 @@
-"""Checks of what is read from a folder: values against type annotations, tensors, and errors that name the folder."""
+"""Checks of stored values: against type annotations, of tensors, and with errors that name the folder."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ AGAIN = "Restore the folder from a copy, or save the run again to a new folder."
 
 @contextmanager
 def reading(where: str) -> Iterator[None]:
-    """A context that reads what `where` names: each error but a BadFolder becomes one that names it."""
+    """Turn each error inside the context into a BadFolder that names `where`; a BadFolder gets its name."""
     try:
         yield
     except BadFolder as error:
@@ -71,8 +71,8 @@ def check_fields(what: str, values: Mapping[str, object], wanted: Mapping[str, A
     """Raise BadFolder unless each of these values is of the type that is wanted for its name."""
     for name, value in values.items():
         if name in wanted and not fits(value, wanted[name]):
-            said = getattr(wanted[name], "__name__", None) if get_args(wanted[name]) == () else None
-            raise BadFolder(f"{what}: {name!r} must be of type {said or wanted[name]}. Got {shown(value)}. {AGAIN}")
+            kind = getattr(wanted[name], "__name__", None) if get_args(wanted[name]) == () else None
+            raise BadFolder(f"{what}: {name!r} must be of type {kind or wanted[name]}. Got {shown(value)}. {AGAIN}")
 
 
 def check_names(what: str, got: Sequence[str], wanted: Sequence[str]) -> None:

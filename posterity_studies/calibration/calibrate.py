@@ -1,4 +1,4 @@
-"""Simulation-based calibration of a method: ranks of true values among draws, and whether they are uniform."""
+"""Simulation-based calibration of a method: ranks of true values among draws, and tests of their uniformity."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -26,7 +26,7 @@ from posterity_studies.calibration.settings import number_of_bins
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A joint, the inputs (N, ...) at which its data are drawn, and inputs (K, ...) at which functions are compared.
+    """A joint, the inputs (N, ...) of simulated data, and inputs (K, ...) at which function values are tested.
 
     Without `probes` every weight is a test quantity by itself. Weights of networks are not identified (hidden units
     can be exchanged), functions are: give probes there. Learnt noise, log likelihood and log prior always count.
@@ -58,7 +58,7 @@ class Problem:
             raise ValueError("Problem.joint must be one problem, without members. Use joint.member(0).")
 
     def simulated(self, replicates: int, key: Key) -> tuple[Tensor, Batch]:
-        """Parameters (R, P) from the prior, and a data set for each from the likelihood, (R, N, ...)."""
+        """Draw parameters (R, P) from the prior, and data sets (R, N, ...) from the likelihood."""
         joint = self.joint
         weights = joint.bound_prior.sample(
             (replicates, joint.num_weights), key.fold("weights"), joint.network.initial
@@ -70,7 +70,7 @@ class Problem:
         return theta, Batch(inputs, targets, per_member=True)
 
     def quantities(self, theta: Tensor, data: Batch) -> dict[str, Tensor]:
-        """The test quantities (R, S) at parameters theta (R, S, P) of the problems whose data are (R, N, ...).
+        """Return test quantities (R, S) at parameters theta (R, S, P), for data sets (R, N, ...).
 
         The log likelihood sees errors that no parameter by itself shows: Modrak et al. (2023), section 4.
         """
@@ -86,14 +86,14 @@ class Problem:
         return result
 
     def _names(self, values: int) -> list[str]:
-        """Names of so many function values: by the input, where that is one number."""
+        """Return names of so many function values, with the input if it is one number."""
         if isinstance(self.probes, Tensor) and self.probes.numel() == values:
             return [f"f({number:g})" for number in self.probes.flatten().tolist()]
         return [f"f{index + 1}" for index in range(values)]
 
 
 def _entries(joint: Joint, theta: Tensor, low: int, high: int) -> dict[str, Tensor]:
-    """Single entries of theta (R, S, P) in the places from low to high, by name."""
+    """Return entries low .. high - 1 of theta (R, S, P), by name."""
     results = {}
     for part in joint.layout:
         if low <= part.offset < high:
@@ -104,7 +104,7 @@ def _entries(joint: Joint, theta: Tensor, low: int, high: int) -> dict[str, Tens
 
 
 def _learnt(joint: Joint, replicates: int, key: Key) -> Tensor:
-    """Raw parameters (R, H) of the likelihood from their declared prior."""
+    """Draw raw parameters (R, H) of the likelihood from their prior."""
     likelihood, like = joint.likelihood, joint.network.initial
     if not likelihood.num_free:
         return like.new_zeros(replicates, 0)
@@ -148,7 +148,7 @@ MODELS: Mapping[str, Callable[[], Problem]] = MappingProxyType(
 
 
 def ranks_of(truth: Tensor, draws: Tensor, key: Key) -> Tensor:
-    """How many of S draws (R, S) lie below the true values (R,), 0 to S; ties fall at random.
+    """Count the draws (R, S) below the true values (R,), 0 to S; ties are broken at random.
 
     >>> ranks_of(torch.tensor([0.5, 9.0]), torch.tensor([[0.1, 0.4, 0.9], [1.0, 2.0, 3.0]]), Key(0))
     tensor([2, 3])
@@ -160,12 +160,12 @@ def ranks_of(truth: Tensor, draws: Tensor, key: Key) -> Tensor:
 
 
 def counts_of(ranks: Tensor, draws: int, bins: int) -> Tensor:
-    """How many ranks (R,) fall into each of the bins, (bins,)."""
+    """Count the ranks (R,) in each bin, (bins,)."""
     return torch.bincount(ranks.cpu() * bins // (draws + 1), minlength=bins)
 
 
 def chi_square_p(counts: Tensor) -> float:
-    """The probability of counts (bins,) at least as uneven, by chi-square, if all bins are alike.
+    """Return the p-value of counts (bins,) by chi-square, if all bins are equally probable.
 
     >>> round(chi_square_p(torch.tensor([60, 40])), 4)  # chi-square 4 with one degree of freedom
     0.0455
@@ -177,7 +177,7 @@ def chi_square_p(counts: Tensor) -> float:
 
 
 def autocorrelation(draws: Tensor) -> float:
-    """The correlation of neighbours among draws (R, S), pooled over the R chains; 1 if all are equal.
+    """Return the lag-1 autocorrelation of draws (R, S), pooled over the R chains; 1 if all are equal.
 
     What the mean of S draws takes away, 1 / S, is given back: it is 0 for independent draws.
 
@@ -209,12 +209,12 @@ class Calibration:
 
     @property
     def replicates(self) -> int:
-        """R."""
+        """Number R of replicates."""
         return len(next(iter(self.ranks.values())))
 
     @property
     def bins(self) -> int:
-        """In how many bins the ranks are counted."""
+        """Number of bins of the ranks."""
         return number_of_bins(self.replicates, self.draws)
 
     @property
@@ -224,7 +224,7 @@ class Calibration:
 
     @property
     def p_values(self) -> dict[str, float]:
-        """Of uniformity by chi-square, for each test quantity."""
+        """The p-value of uniform ranks by chi-square, for each test quantity."""
         return {name: chi_square_p(counts) for name, counts in self.counts.items()}
 
     @property
@@ -233,7 +233,7 @@ class Calibration:
         return min(self.p_values.values())
 
     def document(self) -> dict[str, Any]:
-        """All numbers, ready for JSON."""
+        """Return all numbers as JSON."""
         counts, p_values = self.counts, self.p_values
         return {
             "replicates": self.replicates,
@@ -261,7 +261,7 @@ class Calibration:
 
 
 def calibrate(method: Stages, problem: Problem, replicates: int = 1000, draws: int = 31, seed: int = 0) -> Calibration:
-    """Whether the posterior of `method` is right on average: ranks of true values among its draws, over replicates.
+    """Test whether the posterior of `method` is calibrated: ranks of true values among its draws, over replicates.
 
     **Math**: theta ~ prior, y ~ p(y | theta), theta_1 ... theta_S ~ the method's posterior given y. If that is the
     posterior, and the draws are independent, the rank of g(theta) among g(theta_s) is uniform on 0 ... S for every
@@ -293,7 +293,7 @@ def calibrate(method: Stages, problem: Problem, replicates: int = 1000, draws: i
     """
     positive_whole("calibrate: replicates", replicates)
     positive_whole("calibrate: draws", draws)
-    number_of_bins(replicates, draws)  # refuse now what cannot be counted later
+    number_of_bins(replicates, draws)  # refuse early what could not be counted
     key = Key(seed).fold("calibration")
     truth, data = problem.simulated(replicates, key.fold("simulated"))
     stages = sized(method, replicates, draws)
@@ -306,7 +306,7 @@ def calibrate(method: Stages, problem: Problem, replicates: int = 1000, draws: i
 
 
 def sized(method: Stages, replicates: int, draws: int) -> tuple[Method, ...]:
-    """The stages as they are run: a sampler at the end has a chain for each replicate, of so many draws.
+    """Return the stages to run; a sampler at the end gets a chain for each replicate, of so many draws.
 
     >>> from posterity.methods import HMC
     >>> (found,) = sized(HMC(thin=5), replicates=100, draws=31)
@@ -321,12 +321,12 @@ def sized(method: Stages, replicates: int, draws: int) -> tuple[Method, ...]:
 
 
 def _is_sampler(method: Method) -> bool:
-    """Whether rows of theta are Markov chains of this method, each with a number of draws."""
+    """Return whether the method runs Markov chains as rows of theta, with a number of draws."""
     return {"chains", "draws"} <= {field.name for field in fields(method)}  # type: ignore[arg-type]
 
 
 def _drawn(stages: tuple[Method, ...], joint: Joint, data: Batch, draws: int, key: Key) -> tuple[Tensor, float | None]:
-    """Draws (R, S, P) from the posterior of each replicate, and the mean probability of acceptance."""
+    """Return draws (R, S, P) from the posterior of each replicate, and the mean acceptance probability."""
     replicates = len(data.targets)
     if not _is_sampler(stages[-1]) and not all(stage.traits.takes_members for stage in stages):
         each = [
@@ -349,7 +349,7 @@ def _fitted(stages: tuple[Method, ...], joint: Joint, data: Batch, key: Key) -> 
 
 
 def _draws_of(q: Posterior, joint: Joint, draws: int, key: Key) -> Tensor:
-    """Draws (S, P) of one posterior; noise that was fitted is the same in each."""
+    """Return draws (S, P) of one posterior; fitted noise is the same in each draw."""
     weights = q.sample(draws, key)
     assert isinstance(q.joint, Joint)
     raw = joint.likelihood.free_from(q.joint.likelihood, weights)

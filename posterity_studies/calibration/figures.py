@@ -1,4 +1,4 @@
-"""The figures of the study: how far ranks are from uniform, as curves and as histograms, with bands."""
+"""The figures of the study: deviations of ranks from uniform, as curves and histograms with bands."""
 
 import math
 import textwrap
@@ -24,7 +24,7 @@ WIDEST = 5  # panels beside each other
 
 
 def draw(study: Study, folder: Path) -> list[str]:
-    """Draw every figure of the study into the folder, and give the names of the files."""
+    """Draw the figures of the study into the folder; return the names of the files."""
     head = study.rows[0].found
     widest = band_width(head.replicates, head.draws)
     share = f"{LEVEL:.0%}".replace("%", " %")
@@ -49,7 +49,7 @@ def draw(study: Study, folder: Path) -> list[str]:
 
 
 def band_width(replicates: int, draws: int) -> float:
-    """How many standard errors the empirical distribution function of uniform ranks stays within, for `LEVEL` of all.
+    """Return the half width, in standard errors, of a band that contains `LEVEL` of all EDFs of uniform ranks.
 
     By simulation, as Säilynoja, Bürkner and Vehtari (2022) do.
     """
@@ -59,7 +59,7 @@ def band_width(replicates: int, draws: int) -> float:
 
 
 def _away(counts: Tensor) -> Tensor:
-    """Empirical minus uniform distribution function after each rank but the last, (draws,), from all counts."""
+    """Return the empirical minus the uniform distribution function after each rank but the last, (draws,)."""
     total = counts.double().cumsum(0)
     return (total / total[-1] - torch.arange(1, len(counts) + 1, device="cpu") / len(counts))[:-1]
 
@@ -72,7 +72,7 @@ def _errors(replicates: int, draws: int) -> Tensor:
 def _grid(
     study: Study, path: Path, draw_panel: Callable[["Axes", Row], None], title: str, labels: tuple[str, str]
 ) -> None:
-    """A panel for each method (columns) on each model (rows)."""
+    """Return a grid of panels, with a column for each method and a row for each model."""
     models, methods = ([*dict.fromkeys(getattr(row, name) for row in study.rows)] for name in ("model", "method"))
     lines = 1 if len(methods) <= WIDEST else 2
     columns = math.ceil(len(methods) / lines)

@@ -7,7 +7,7 @@ from posterity_studies import options as o
 MODELS = ("linear", "logistic", "network")
 EXACT = ("nuts", "hmc", "mala", "metropolis")
 METHODS = (*EXACT, "langevin", "sgld", "mean-field", "laplace")
-FEWEST = 5  # replicates expected in a bin, below which chi-square says little
+FEWEST = 5  # least expected replicates in a bin for a chi-square test
 MOST = 20  # bins
 
 
@@ -27,7 +27,7 @@ class Settings:
 
 
 def number_of_bins(replicates: int, draws: int) -> int:
-    """The most bins of equal numbers of ranks, up to `MOST`, in each of which `FEWEST` replicates are expected.
+    """Return the largest number of equal bins, up to `MOST`, with `FEWEST` expected replicates in each.
 
     >>> number_of_bins(1000, 63), number_of_bins(100, 63), number_of_bins(1000, 99)
     (16, 16, 20)

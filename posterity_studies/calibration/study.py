@@ -20,9 +20,9 @@ from posterity_studies.calibration.settings import EXACT, Settings
 from posterity_studies.frame import add_heading, remark, title
 from posterity_studies.options import Report, silent
 
-# Between kept draws, so that these are nearly independent: networks have long ways between modes.
+# Thinning, so that kept draws are nearly independent: chains of networks move slowly between modes.
 THIN = {"linear": 1, "logistic": 1, "network": 4}
-# Of Langevin dynamics without a rule of acceptance: large enough that its bias is seen, and not yet divergent.
+# Step size of unadjusted Langevin dynamics: large enough for a visible bias, and not yet divergent.
 LARGE = {"linear": 0.01, "logistic": 0.3, "network": 0.02}
 RECIPES: Mapping[str, Callable[[str], tuple[Method, ...]]] = MappingProxyType(
     {
@@ -36,12 +36,12 @@ RECIPES: Mapping[str, Callable[[str], tuple[Method, ...]]] = MappingProxyType(
         "laplace": lambda model: (MAP(2000, None, Adam(0.02), Cosine()), Laplace(tuning=None)),
     }
 )
-THRESHOLD = 1e-4  # p-values below it say that a method is not calibrated
+THRESHOLD = 1e-4  # p-values below it count as miscalibration
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """What was found of a method on a model; `settings` tell the method's stages."""
+    """The result of a method on a model; `settings` describe the stages of the method."""
 
     model: str
     method: str
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def worst(self) -> str:
-        """The test quantity of the smallest p-value."""
+        """The test quantity with the smallest p-value."""
         return min(self.found.p_values, key=self.found.p_values.__getitem__)
 
     @property
@@ -61,13 +61,13 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """All that was found, by model and method."""
+    """The results by model and method."""
 
     seed: int
     rows: tuple[Row, ...]
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         return {
             "seed": self.seed,
             "threshold": THRESHOLD,

@@ -13,20 +13,20 @@ from posterity_studies.collapse import optima
 from posterity_studies.collapse.flow import SPREAD, TAU, Particles
 from posterity_studies.collapse.optima import Untempered
 from posterity_studies.collapse.study import Study
-from posterity_studies.frame import shades
+from posterity_studies.frame import draw_all, shades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = (BLUE, RED, GREEN)
-SHOWN = (0, 2, 4, 8)  # places of the widths whose predictions are drawn
+SHOWN = (0, 2, 4, 8)  # indices of the widths whose predictions are drawn
 POINTS = 200
 DENSITY_TIMES, BANDWIDTH = (1.0, 5.0, 30.0), 0.2
 RESOLVED = 1e-10  # nats: below it the distance from the optimum is rounding
 
 
 def draw(study: Study, folder: Path) -> list[str]:
-    """Draw every figure of the study into the folder, and give the names of the files."""
+    """Draw the figures of the study into the folder; return the names of the files."""
     figures = {
         "kl.png": kl,
         "gap.png": gap,
@@ -35,9 +35,7 @@ def draw(study: Study, folder: Path) -> list[str]:
         "flow.png": flow,
         "functions.png": functions,
     }
-    for name, figure in figures.items():
-        figure(study, folder / name)
-    return list(figures)
+    return draw_all(figures, study, folder)
 
 
 def kl(study: Study, path: Path) -> None:
@@ -74,7 +72,8 @@ def gap(study: Study, path: Path) -> None:
         (axes[2], groups, (BLACK, *COLOURS)),
     ):
         for colour, (name, gap) in zip(colours, some, strict=False):
-            label = f"{_symbols(name)}: {_number(gap.slope)}"
+            symbols = name.replace("eta =", r"$\eta$ =").replace("tau =", r"$\tau$ =")
+            label = f"{symbols}: {_number(gap.slope)}"
             panel.loglog(array(gap.widths), array(gap.gap), "o", color=colour, markersize=4.5, label=label)
             panel.loglog(array(gap.widths), array(gap.bound), color=colour, linewidth=1.0, linestyle="dashed")
         panel.plot([], [], color=GREY, linestyle="dashed", linewidth=1.0, label="bound of the theorem")
@@ -209,7 +208,7 @@ def functions(study: Study, path: Path) -> None:
 
 
 def _variation(panel: "Axes", result: Particles, reach: float) -> None:
-    """Level lines of F'(nu*) over the means of a neuron, with the best scales."""
+    """Draw level lines of F'(nu*) over the means of a neuron, at the best scales."""
     axis = torch.linspace(-reach, reach, 61, dtype=torch.float64, device="cpu")
     outer, inner = (mean.reshape(-1, 1) for mean in torch.meshgrid(axis, axis, indexing="xy"))
     neurons = Neurons(outer, result.best.outer_scale.expand_as(outer), inner, result.best.inner_scale.expand_as(inner))
@@ -220,17 +219,13 @@ def _variation(panel: "Axes", result: Particles, reach: float) -> None:
 
 
 def _smoothed(grid: Tensor, at: Tensor) -> Tensor:
-    """Density (G,) of points (J,), each spread by a normal kernel."""
+    """Return a kernel density estimate (G,) of points (J,), with a normal kernel."""
     kernels = (-0.5 * ((grid.unsqueeze(1) - at) / BANDWIDTH).square()).exp().mean(1)
     return kernels / (BANDWIDTH * math.sqrt(2.0 * math.pi))
 
 
 def _number(value: float) -> str:
     return f"{value:.4f}".replace("-", "\N{MINUS SIGN}")
-
-
-def _symbols(name: str) -> str:
-    return name.replace("eta =", r"$\eta$ =").replace("tau =", r"$\tau$ =")
 
 
 def _predictions(panel: "Axes", untempered: Untempered, theta: Tensor) -> None:

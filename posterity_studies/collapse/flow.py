@@ -11,11 +11,11 @@ from posterity_studies.grids import log_grid
 
 ROWS, REACH = 16, 2.0
 TAU = 0.05
-SIDES = (8, 16)  # particles by the side of the square grid that they start from
+SIDES = (8, 16)  # particles along each side of their square grid at the start
 SPREAD = 2.5  # half the side of the square of means
 TIMES, FIRST, LAST = 41, 0.02, 150.0
 TOLERANCE = 1e-4
-OTHERS = 20_000  # neurons at which F' is compared with its value at the optimum
+OTHERS = 20_000  # random neurons at which F' is compared with its value at the optimum
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Particles:
         return float((mirrored - self.best.theta).abs().max())
 
     def claims(self) -> dict[str, bool]:
-        """What theory says of the flow, and whether it is so here."""
+        """Claims of theory about the flow, and whether they hold here."""
         smallest = min(float(flow.values.diff().min()) for flow in self.flows.values())
         return {
             "F never falls along the flow": smallest >= -1e-12,

@@ -1,4 +1,4 @@
-"""Functions drawn from priors of networks, as they come and matched to a Gaussian process."""
+"""Functions drawn from priors of networks, before and after matching to a Gaussian process."""
 
 import math
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Functions:
     narrow_error: float
 
     def claims(self) -> dict[str, bool]:
-        """What is said of function priors, and whether it is so here."""
+        """Claims about function priors, and whether they hold here."""
         plain, matched = self.distances[PLAIN], self.distances[CLOSE]
         return {
             "matched scales bring the prior nearer to the Gaussian process": matched < 0.8 * plain,
@@ -43,7 +43,7 @@ PLAIN, CLOSE, PROCESS = "scales of 1", "matched scales", "Gaussian process"
 
 
 def functions(key: Key) -> Functions:
-    """Draw functions of each prior; nothing but the draws is random."""
+    """Draw functions of each prior; only the draws are random."""
     x = torch.linspace(-REACH, REACH, POINTS, dtype=torch.float64, device="cpu").unsqueeze(1)
     wanted = _squared_exponential(x)
     few = x[:: (POINTS - 1) // (MATCHED - 1)]

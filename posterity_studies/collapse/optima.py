@@ -1,4 +1,4 @@
-"""The optima of wide networks, how sure their predictions are, and the gap of their bounds."""
+"""The optima of wide networks, the confidence of their predictions, and the gap of their bounds."""
 
 from dataclasses import dataclass
 
@@ -23,16 +23,16 @@ from posterity.theory import (
 
 ROWS = 30
 REACH, NOISE = 2.0, 0.2
-CLASS_ROWS = 150  # enough for the narrowest networks to be sure of classes at eta = 1
+CLASS_ROWS = 150  # enough for confident predictions of the narrowest networks at eta = 1
 CENTRES = ((4.8, 0.6), (-2.4, 4.2), (-2.4, -4.2))
-SHARES = (0.5, 0.3, 0.2)  # of the classes: a collapsed network does not even tell which is the most frequent
+SHARES = (0.5, 0.3, 0.2)  # unequal class sizes: a collapsed network does not even find the most frequent class
 SPREAD = 1.5
 FIXED = 4  # kinds of neurons that are not fitted
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A problem with the places (S, J, 2 (C + D)) from which its optima are looked for, the prior first."""
+    """A problem with the starts (S, J, 2 (C + D)) of the search for its optimum, the prior first."""
 
     name: str
     problem: WideProblem
@@ -41,21 +41,21 @@ class Case:
 
 
 def rectified(key: Key) -> Case:
-    """A noisy |x| on a line, inputs (x, 1), by rectifiers: of two kinds, one for each side."""
+    """Return a noisy |x| with inputs (x, 1), fitted by rectifiers of two kinds, one for each side."""
     inputs, targets = _bend(key)
     problem = WideProblem(inputs, targets, Square(), activation=Rectified())
     return Case("ReLU", problem, 1, _starts(problem, _sides(), 1))
 
 
 def odd(key: Key) -> Case:
-    """The same rows by an odd activation, with equal neurons."""
+    """Return the same rows, fitted by equal neurons with an odd activation."""
     inputs, targets = _bend(key)
     problem = WideProblem(inputs, targets, Square(), activation=Smooth("erf"))
     return Case("erf", problem, 1, _starts(problem, _sides()[:1], 1))
 
 
 def classes(key: Key) -> Case:
-    """Three clusters in the plane, of unequal numbers of rows, by rectifiers: of a kind for each class."""
+    """Return three clusters of unequal size in the plane, fitted by rectifiers of a kind for each class."""
     counts = [round(CLASS_ROWS * share) for share in SHARES]
     labels = torch.repeat_interleave(torch.arange(3, device="cpu"), torch.tensor(counts, device="cpu"))
     centres = torch.tensor(CENTRES, dtype=torch.float64, device="cpu")
@@ -68,20 +68,20 @@ def classes(key: Key) -> Case:
 
 
 def signs(key: Key) -> WideProblem:
-    """Whether |x| is above its middle, on the same line."""
+    """Return the problem of classifying whether |x| is above its middle."""
     inputs, targets = _bend(key)
     return WideProblem(inputs, torch.where(targets > targets.median(), 1.0, -1.0), Logistic())
 
 
 def fixed_neurons(key: Key, outputs: int) -> Neurons:
-    """Four kinds of neurons for two inputs, at random."""
+    """Draw four kinds of neurons for two inputs."""
     sizes = (outputs, outputs, 2, 2)
     rows = [key.fold(index).normal((FIXED, size), torch.float64, "cpu") for index, size in enumerate(sizes)]
     return Neurons(rows[0], 0.4 * (0.3 * rows[1]).exp(), rows[2], 0.4 * (0.3 * rows[3]).exp())
 
 
 def line(points: int, activation: Activation) -> WideProblem:
-    """Places along the whole line, to look at predictions there."""
+    """Return inputs along the whole line, for predictions."""
     x = torch.linspace(-REACH, REACH, points, dtype=torch.float64, device="cpu")
     return WideProblem(torch.stack([x, torch.ones_like(x)], -1), torch.zeros_like(x), activation=activation)
 
@@ -93,7 +93,7 @@ def _bend(key: Key) -> tuple[Tensor, Tensor]:
 
 
 def _sides() -> Tensor:
-    """A neuron that rises to the right and one to the left, (2, 6)."""
+    """Return a neuron that rises to the right and one that rises to the left, (2, 6)."""
     rows = [[1.4, 0.4, 1.4, 0.0, 0.3, 0.3], [1.4, 0.4, -1.4, 0.0, 0.3, 0.3]]
     return torch.tensor(rows, dtype=torch.float64, device="cpu")
 
@@ -106,12 +106,12 @@ def _starts(problem: WideProblem, theta: Tensor, outputs: int) -> Tensor:
 WIDTHS = (12, 36, 120, 360, 1200, 3600, 12_000, 36_000, 120_000)  # whole numbers of 2, 3 and 4 kinds of neurons
 FROM = 1000  # the width from which slopes are fitted
 TAUS = (0.01, 0.03, 0.1)
-_SAME = 1e-10  # relative differences of the bound that make no start better than another
+_SAME = 1e-10  # relative difference of bounds that counts as rounding
 
 
 @dataclass(frozen=True, eq=False)
 class Optima:
-    """The best neurons found (..., J, .) for each width and temperature, and what the bound is made of there, (...).
+    """The best neurons (..., J, .) for each width and temperature, and the terms of the bound there, (...).
 
     `kl` is the average of a neuron: the network's is N times it. `gap` = `functional` - `elbo`, computed without
     the difference, is at least 0 and at most `gap_bound`. `gradient` is what the search left of it.
@@ -143,12 +143,12 @@ class Untempered:
 
     @property
     def ratio(self) -> Tensor:
-        """It divided by the law, (W,): to 1."""
+        """The network's KL divided by the law, (W,), which tends to 1."""
         return self.network_kl / self.law.kl(self.widths)
 
     @property
     def slope(self) -> float:
-        """Its exponent, fitted."""
+        """The fitted exponent of the network's KL."""
         return fitted_slope(self.widths, self.network_kl)
 
 
@@ -170,7 +170,7 @@ class Balanced:
 
     @property
     def slopes(self) -> list[float]:
-        """The exponent of that for each tau, fitted: theory says O(1/N)."""
+        """The fitted exponent of the distance for each tau; O(1/N) by theory."""
         return [fitted_slope(self.widths, row) for row in self.distance]
 
     @property
@@ -187,19 +187,19 @@ class Balanced:
 
 
 def widths() -> Tensor:
-    """All of them, (W,)."""
+    """Return the widths, (W,)."""
     return torch.tensor(WIDTHS, dtype=torch.float64, device="cpu")
 
 
 def untempered(case: Case) -> Untempered:
-    """The optima at eta = 1."""
+    """Find the optima at eta = 1."""
     at = widths()
     result = _best(case, case.starts, at, case.problem.tau(1.0, at))
     return Untempered(case, at, collapse_law(case.problem, case.outputs), result)
 
 
 def balanced(case: Case) -> Balanced:
-    """The optima at each tau: first in the limit, then from there at all widths."""
+    """Find the optima at each tau, first in the limit, then at all widths starting from there."""
     at, taus = widths(), torch.tensor(TAUS, dtype=torch.float64, device="cpu")
     limit = _best(case, case.starts, torch.full_like(taus, torch.inf), taus)
     near = limit.neurons.theta.unsqueeze(1).unsqueeze(0)  # (1, T, 1, J, .)
@@ -207,14 +207,14 @@ def balanced(case: Case) -> Balanced:
 
 
 def fitted_slope(at: Tensor, values: Tensor) -> float:
-    """Least squares of log values on log widths, from the width `FROM` on."""
+    """Fit log values to log widths by least squares, from the width `FROM` on; return the slope."""
     x, y = at[at >= FROM].log(), values[at >= FROM].log()
     x = x - x.mean()
     return float((x * y).sum() / x.square().sum())
 
 
 def _best(case: Case, starts: Tensor, at: Tensor, taus: Tensor) -> Optima:
-    """Of the searches from all starts (S, ..., J, .) the best one for each width and temperature; if equal, the first.
+    """Return the best of the searches from all starts (S, ..., J, .) for each width and temperature.
 
     Neurons that are equal at the start, as at the prior, stay equal: narrow networks do better from elsewhere.
     """
@@ -242,7 +242,7 @@ def _best(case: Case, starts: Tensor, at: Tensor, taus: Tensor) -> Optima:
 
 @dataclass(frozen=True, eq=False)
 class Sureness:
-    """Of the averaged probabilities at the rows, (...): mean of the largest, share of right classes, mean NLL."""
+    """Mean confidence, accuracy and mean NLL of the averaged probabilities at the rows, (...)."""
 
     confidence: Tensor
     accuracy: Tensor
@@ -251,7 +251,7 @@ class Sureness:
 
 @dataclass(frozen=True, eq=False)
 class Confidence:
-    """At eta = 1 (W,), at the balanced temperatures (T, W), and in their limit (T,)."""
+    """Confidence at eta = 1 (W,), at the balanced temperatures (T, W), and in their limit (T,)."""
 
     untempered: Sureness
     balanced: Sureness
@@ -259,7 +259,7 @@ class Confidence:
 
 
 def averaged(law: OutputLaw) -> Tensor:
-    """E softmax(f) at the rows, (..., P, C), to second order in f - E f.
+    """Return E softmax(f) at the rows, (..., P, C), to second order in f - E f.
 
     **Math**: p_c + 1/2 tr(p_c'' Cov f) at p = softmax(E f); with S = Cov f the trace is p_c times (S_cc - 2 (S p)_c +
     2 p^T S p - sum over d of p_d S_dd).
@@ -290,14 +290,14 @@ def _sureness(probabilities: Tensor, labels: Tensor) -> Sureness:
     return Sureness(largest.mean(-1), (which == labels).to(torch.float64).mean(-1), -own.log().mean(-1))
 
 
-ETA = 0.1  # of the bounds at fixed neurons; the gap is the same at each
+ETA = 0.1  # temperatures of the bounds at fixed neurons; the gap does not depend on them
 
 
 @dataclass(frozen=True, eq=False)
 class Gap:
-    """F~ - ELBO over widths (W,), by the formula of it and by the difference of the two, with what bounds it."""
+    """The gap F~ - ELBO over widths (W,), by its formula and as a difference, and its bound."""
 
-    case: str  # "" where neurons are the same at all widths, and not the optimum of each
+    case: str  # "" for neurons that are the same at all widths instead of optimal at each
     name: str
     widths: Tensor
     gap: Tensor
@@ -306,17 +306,17 @@ class Gap:
 
     @property
     def slope(self) -> float:
-        """Its exponent, fitted: -1."""
+        """The fitted exponent of the gap; -1 by theory."""
         return fitted_slope(self.widths, self.gap)
 
     @property
     def of_bound(self) -> float:
-        """The largest share of the bound that it takes, at most 1."""
+        """The largest ratio of gap and bound, at most 1."""
         return float((self.gap / self.bound).max())
 
 
 def gaps(case: Case, classes: Case, untempered: list[Untempered], balanced: list[Balanced], key: Key) -> list[Gap]:
-    """At neurons that the key fixes, for three losses; and at all optima."""
+    """Return the gaps at random neurons for three losses, and at all optima."""
     results = [
         _fixed("square loss", case.problem, 1, key.fold("square")),
         _fixed("logistic loss", signs(key), 1, key.fold("logistic")),

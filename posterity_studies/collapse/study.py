@@ -1,4 +1,4 @@
-"""The study as a whole, and its numbers as one document."""
+"""The study: its run, its tables and its numbers as JSON."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from posterity_studies.options import Report, Settings, silent
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """All that the study found: optima at eta = 1 of three cases, and at the balanced temperature of two of them."""
+    """The results: optima at eta = 1 of three cases, and at the balanced temperature of two of them."""
 
     seed: int
     rectified: Untempered
@@ -43,13 +43,13 @@ class Study:
 
     @property
     def highest_above(self) -> float:
-        """The largest ELBO - F~ anywhere, relative to F~: 0 or less but for rounding."""
+        """The largest ELBO - F~, relative to F~: at most 0 up to rounding."""
         both = [case.optima for case in (self.rectified, self.odd, self.classes)]
         both += [case.optima for case in (self.balanced, self.balanced_classes)]
         return max(float(((case.elbo - case.functional) / case.functional.abs().clamp_min(1.0)).max()) for case in both)
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         problem = self.rectified.case.problem
         return {
             "seed": self.seed,
@@ -83,7 +83,7 @@ PARTS = (0.2, 1.0, 1.9, 0.4, 3.0, 0.5, 1.0, 3.5)
 
 
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
-    """Run the study; the seed fixes everything random."""
+    """Run the study; the seed determines all random numbers."""
     key = Key(settings.seed)
     made = optima.rectified(key), optima.odd(key), optima.classes(key)
     at_one = []

@@ -1,4 +1,4 @@
-"""All masks of a tiny network: what draws of them must come to."""
+"""All masks of a tiny network: the exact values that draws of masks estimate."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from posterity.posteriors import Dropout, MaskMixture, enumerated
 from posterity.predictive import DrawsPredictive, moment_matched
 from posterity.priors import Normal
 
-WIDTHS = (0.1, 0.05, 0.01, 0.001)  # s l, the width of the relaxed coins in units of the prior's
+WIDTHS = (0.1, 0.05, 0.01, 0.001)  # s l, the width of the two components in units of the prior's scale
 RATES = (0.5, 0.1)
 FARTHEST = 14.0  # in units of s
 POINTS = 281
@@ -28,7 +28,7 @@ POINTS = 281
 
 @dataclass(frozen=True)
 class Failure:
-    """Below `distance` (|m| / s) the exact divergence falls with |m|, where the one of training rises.
+    """The `distance` |m| / s below which the exact divergence falls with |m| although the divergence of training rises.
 
     `within_a_percent` is the distance beyond which its slope is right to one per cent.
     """
@@ -50,7 +50,7 @@ class Divergence:
 
 
 def divergence() -> Divergence:
-    """Both divergences, and where the slopes part; nothing here is random."""
+    """Compute both divergences, and where their slopes differ; nothing is random."""
     distance = torch.linspace(0.0, FARTHEST, POINTS, dtype=torch.float64)
     exact, far = {}, {}
     for width in WIDTHS:
@@ -66,7 +66,7 @@ def divergence() -> Divergence:
 
 
 def _first(least: float, width: float, rate: float) -> float:
-    """The least distance from which on the ratio of slopes, exact over training, exceeds `least`, by bisection."""
+    """Find by bisection the least distance beyond which the ratio of slopes, exact over training, exceeds `least`."""
     low, high = 2.0, 30.0
     for _ in range(20):
         middle = 0.5 * (low + high)
@@ -75,7 +75,7 @@ def _first(least: float, width: float, rate: float) -> float:
 
 
 def _ratio(distance: float, width: float, rate: float) -> float:
-    """Slope of the exact divergence in |m|, over the slope of the one that training takes for it."""
+    """Return the slope in |m| of the exact divergence, divided by the slope of training's divergence."""
     slopes = []
     for function in (dropout_divergence, dropout_divergence_far):
         mean = torch.tensor([distance * width], dtype=torch.float64, requires_grad=True)
@@ -92,10 +92,10 @@ STEPS = 1500
 
 @dataclass(frozen=True)
 class Estimate:
-    """How estimates by `draws` masks do at one input, over many sets of masks; variances are of f, noise left out."""
+    """Errors of estimates by `draws` masks at one input, over many sets of masks; variances are of f, without noise."""
 
     draws: int
-    mean_error: float  # root mean square
+    mean_error: float  # root mean square error
     mean_error_by_theory: float
     plug_in_variance: float  # its mean
     unbiased_variance: float

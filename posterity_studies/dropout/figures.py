@@ -8,13 +8,14 @@ from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY, 
 from posterity_studies.dropout import enumeration as masks
 from posterity_studies.dropout import training
 from posterity_studies.dropout.study import Study
+from posterity_studies.frame import draw_all
 
 TWO = (("upper", "#053061", "o"), ("lower", "#67001f", "^"))  # the dark ends of the map's own colours
 COLOURS = (BLUE, SKY, ORANGE, RED)
 
 
 def draw(study: Study, folder: Path) -> list[str]:
-    """Draw every figure of the study into the folder, and give the names of the files."""
+    """Draw the figures of the study into the folder; return the names of the files."""
     figures = {
         "regression.png": _regression,
         "moons.png": _moons,
@@ -22,9 +23,7 @@ def draw(study: Study, folder: Path) -> list[str]:
         "divergence.png": _divergence,
         "training.png": _training,
     }
-    for name, figure in figures.items():
-        figure(study, folder / name)
-    return list(figures)
+    return draw_all(figures, study, folder)
 
 
 def _regression(study: Study, path: Path) -> None:
@@ -52,9 +51,7 @@ def _regression(study: Study, path: Path) -> None:
         panel.set(xlabel="x", xlim=(float(result.axis[0]), float(result.axis[-1])), ylim=(-9, 9))
         plain(panel)
     axes[0].set_ylabel("y")
-    handles, names = axes[-1].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False, fontsize=10)
-    save(figure, path)
+    save(figure, path, legend_of=axes[-1], ncols=5)
 
 
 def _moons(study: Study, path: Path) -> None:
@@ -90,9 +87,7 @@ def _moons(study: Study, path: Path) -> None:
         panel.set_xlabel("$x_1$")
     for panel in axes[::2]:
         panel.set_ylabel("$x_2$")
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=10)
-    save(figure, path)
+    save(figure, path, legend_of=axes[0], ncols=2)
 
 
 def _enumeration(study: Study, path: Path) -> None:

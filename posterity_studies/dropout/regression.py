@@ -28,7 +28,7 @@ REACH = 7.0
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """What a method says over the inputs `Regression.axis`: mean, and standard deviations of f and of y, (N,)."""
+    """Predictions of a method at the inputs `Regression.axis`: mean, and standard deviations of f and of y, (N,)."""
 
     mean: Tensor
     function_scale: Tensor
@@ -40,8 +40,8 @@ class Curve:
 
     def mean_scale(self, axis: Tensor, low: float, high: float) -> float:
         """Mean standard deviation of f where low <= |x| <= high."""
-        there = (axis.abs() >= low) & (axis.abs() <= high)
-        return float(self.function_scale[there].mean())
+        inside = (axis.abs() >= low) & (axis.abs() <= high)
+        return float(self.function_scale[inside].mean())
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""The study as a whole: what it computes, and its numbers as one document."""
+"""The study: its run, its tables and its numbers as JSON."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ INSIDE, OUTSIDE, GAP = (1.0, 4.0), (5.0, curves.REACH), (0.0, 0.9)  # |x| where 
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """All that the study found."""
+    """The results of the study."""
 
     seed: int
     regression: Regression
@@ -32,7 +32,7 @@ class Study:
     training: dict[str, Losses]
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         return {
             "seed": self.seed,
             "regression": self._regression(),
@@ -125,7 +125,7 @@ PARTS = (9.0, 2.3, 0.7, 1.3, 1.4)
 
 
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
-    """Run the study; the seed fixes everything random."""
+    """Run the study; the seed determines all random numbers."""
     seed = settings.seed
     report("a curve")
     curve = regression(seed)

@@ -1,4 +1,4 @@
-"""Training with and without dropout on few noisy rows: how fast, and how far the held-out loss rises again."""
+"""Training with and without dropout on few noisy rows: its speed, and the overfitting at the end."""
 
 import math
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ HIDDEN = 50
 RATE = 0.5
 STEPS, EVERY = 400, 5
 STEP_SIZE = 0.005
-PRIOR_SCALE = 10.0  # wide: what keeps the fit from its rows is dropout alone
-LEVEL = 0.25  # nats per row of the training loss, to which the steps are counted
+PRIOR_SCALE = 10.0  # wide, so that only dropout regularises
+LEVEL = 0.25  # training loss (nats per row) up to which steps are counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +41,12 @@ class Losses:
 
     @property
     def least(self) -> float:
-        """The least held-out loss on the way."""
+        """The smallest held-out loss."""
         return float(self.held_out.min())
 
     @property
     def rise(self) -> float:
-        """How far the held-out loss is above its least at the end."""
+        """The held-out loss at the end minus its smallest value."""
         return float(self.held_out[-1]) - self.least
 
     @property
@@ -56,7 +56,7 @@ class Losses:
 
     @property
     def steps_to_level(self) -> int | None:
-        """The first step that was looked at with a training loss of at most `LEVEL`; None if there is none."""
+        """The first recorded step with a training loss of at most `LEVEL`, or None."""
         below = (self.train <= LEVEL).nonzero()
         return int(self.steps[below[0]]) if len(below) else None
 
@@ -79,7 +79,7 @@ class _Looks(Callback):
 
 
 def claims(losses: dict[str, Losses]) -> dict[str, bool]:
-    """What is said of dropout, and whether it is so here, beyond two standard errors where these are known."""
+    """Claims about dropout, and whether they hold here, by more than two standard errors where these are known."""
     without, dropout = losses["without dropout"], losses["with dropout"]
     first, second = without.steps_to_level, dropout.steps_to_level
     ends = float(without.held_out[-1] - dropout.held_out[-1])
@@ -120,7 +120,7 @@ def _losses(method: Method, train: tuple[Tensor, Tensor], held_out: tuple[Tensor
 
 
 def _loss(run: Run, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean NLL of each member, (M,), on its own rows."""
+    """Return the mean NLL of each member on its own rows, (M,)."""
     assert isinstance(run.joint, Joint)
     with torch.no_grad():
         outputs = run.joint.network.outputs(run.state.theta, inputs, per_member=True)  # (M, N, 2)

@@ -15,7 +15,7 @@ from posterity.model import Batch, Density
 from posterity.numerics.random import Key
 from posterity.report.numbers import with_error
 
-ROUNDING = 1e-9  # variances below this are zero but for the rounding of numbers
+ROUNDING = 1e-9  # variances below this are zero up to rounding
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Variance:
     exact: float | None = None
 
     def __str__(self) -> str:
-        """Value and error, or 0 where nothing but rounding is left."""
+        """Return value and error, or 0 if the value is rounding."""
         return with_error(self.value, self.error) if self.value > ROUNDING else "0"
 
 
 def total_variance(estimates: Tensor, passes: float, exact: float | None = None) -> Variance:
-    """The variances of independent estimates (S, R) summed over R, for one of `passes` passes.
+    """Return the variance of independent estimates (S, R), summed over R, per pass of `passes`.
 
     The squared distances from the mean are averaged, and the standard error is the average's.
 
@@ -69,7 +69,7 @@ class Row:
 
 
 def example(seed: int) -> list[Row]:
-    """Every function and estimator, q = N(0.7, 0.4^2)."""
+    """Compute all functions and estimators, with q = N(0.7, 0.4^2)."""
     return [row for name in FUNCTIONS for row in _rows(name, Key(seed).fold(name))]
 
 
@@ -94,11 +94,11 @@ def _rows(name: str, key: Key) -> list[Row]:
 
 
 def _by_path(name: str, estimator: Estimator, key: Key) -> tuple[Tensor, Tensor]:
-    """Estimates of both gradients, (SAMPLES,) each: as many weights that know nothing of each other, in one call."""
+    """Return estimates of both gradients, (SAMPLES,) each, from as many independent weights in one call."""
     function = FUNCTIONS[name]
     density = Density(lambda w: function(w).sum(), {"w": (SAMPLES,)})
     q = Factorised(torch.full((SAMPLES,), MEAN), torch.full((SAMPLES,), SCALE), None)
-    nothing = Batch(torch.empty(0), torch.empty(0))  # a density has its data inside
+    nothing = Batch(torch.empty(0), torch.empty(0))  # a density takes no data
     term = estimator.data_term(density, q, nothing, {}, {}, key)
     if term.divergence_grads is None:
         return term.grad_mean, term.grad_scale
@@ -106,7 +106,7 @@ def _by_path(name: str, estimator: Estimator, key: Key) -> tuple[Tensor, Tensor]
 
 
 def _by_score(name: str, key: Key, *, baseline: bool) -> tuple[Tensor, Tensor]:
-    """The same from values of the function alone; the baseline of each draw comes from all others."""
+    """Return score-function estimates of both gradients; the baseline of each draw comes from all others."""
     noise = key.normal((SAMPLES,), torch.float64)
     values = FUNCTIONS[name](MEAN + SCALE * noise)
     mean, scale = (
@@ -117,7 +117,7 @@ def _by_score(name: str, key: Key, *, baseline: bool) -> tuple[Tensor, Tensor]:
 
 
 def exact_variances(name: str) -> dict[str, tuple[float, float]]:
-    """The variances for one pass, of the gradient in the mean and in the scale, by the trapezoid rule over the noise.
+    """Return the variances of both gradients for one pass, by the trapezoid rule over the noise.
 
     The entropy's gradient is a constant except in "stick the landing", whose estimates have -log q in them.
     """

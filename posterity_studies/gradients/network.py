@@ -1,4 +1,4 @@
-"""A small network: the variance of the whole gradient under every estimator, before and after training."""
+"""A small network: the variance of its whole gradient for every estimator, before and after training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 
     @property
     def passes(self) -> float:
-        """Passes through the data that one estimate takes."""
+        """The passes through the data of one estimate."""
         return self.draws * self.rows / ROWS
 
 
@@ -78,7 +78,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """The joint, its rows as one batch, and the Gaussians by name at which gradients are taken."""
+    """The joint, its rows as one batch, and the Gaussians by name at which gradients are computed."""
 
     joint: Joint
     batch: Batch
@@ -86,7 +86,7 @@ class Problem:
 
 
 def problem(seed: int) -> Problem:
-    """Two moons for a network of one hidden layer; q as it begins, and after training."""
+    """Return two moons with a network of one hidden layer, and q at the start and after training."""
     data = two_moons(ROWS, seed=seed).train
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -103,7 +103,7 @@ def problem(seed: int) -> Problem:
 
 
 def network(seed: int) -> list[Row]:
-    """Every estimator at both Gaussians."""
+    """Compute all estimators at both Gaussians."""
     result = problem(seed)
     rows = []
     for when, q in result.families.items():
@@ -115,7 +115,7 @@ def network(seed: int) -> list[Row]:
 
 
 def gradients(result: Problem, q: Factorised, plan: Plan, key: Key, repeats: int) -> tuple[Tensor, Tensor]:
-    """Independent estimates of the ELBO's gradients in means and scales, (repeats, P) each."""
+    """Return independent estimates of the ELBO's gradients in means and scales, (repeats, P) each."""
     pulls = Gradients(torch.zeros_like(q.mean), -1.0 / q.scale)  # in closed form, the same each time
     divergence(result.joint, q, q.scale.log(), key, pulls, 1.0)
     means, scales = [], []

@@ -1,4 +1,4 @@
-"""The study as a whole, and its numbers as one document."""
+"""The study: its run, its tables and its numbers as JSON."""
 
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -22,7 +22,7 @@ class Study:
     network: tuple[network.Row, ...]
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         return {
             "seed": self.seed,
             "variances_are": "of one estimate times the passes through the data that it takes",
@@ -44,7 +44,7 @@ PARTS = (0.1, 5.7, 0.8)
 
 
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
-    """Run the study; the seed fixes everything random."""
+    """Run the study; the seed determines all random numbers."""
     seed = settings.seed
     report("one weight")
     one = tuple(example.example(seed))

@@ -11,7 +11,7 @@ from posterity_studies.hyperparameters.study import NOISE_SCALES, PRIOR_SCALES, 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WORST = 1.0  # nats above the best from which on all cells look alike
+WORST = 1.0  # nats above the best at which the colour scale ends
 
 
 def draw(study: Study, folder: Path) -> list[str]:
@@ -28,10 +28,8 @@ def draw(study: Study, folder: Path) -> list[str]:
             panel.set_ylabel("prior scale")
         if index >= len(axes) - columns:
             panel.set_xlabel("noise scale (standardised target)")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
     figure.suptitle("Test NLL at fixed prior and noise, mean over splits; lower is better", fontsize=11)
-    save(figure, folder / "grid.png")
+    save(figure, folder / "grid.png", legend_of=axes[0], fontsize=9)
     return ["grid.png"]
 
 
@@ -71,6 +69,6 @@ def _panel(panel: "Axes", result: Comparison) -> None:
 
 
 def _position(values: Sequence[float], scales: Sequence[float]) -> list[float]:
-    """Where values lie among the cells, whose scales are even in their logs; at the edge where they are beyond."""
+    """Return the positions of values among the cells, on a log scale; values outside are moved to the edge."""
     step = math.log(scales[1] / scales[0])
     return [min(max(math.log(value / scales[0]) / step, -0.5), len(scales) - 0.5) for value in values]

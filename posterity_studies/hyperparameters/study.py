@@ -1,4 +1,4 @@
-"""Variational EM beside the best cell of a grid, over splits: recipes, fits, the comparison, and its tables."""
+"""Variational EM compared with the best cell of a grid, over splits: recipes, fits, comparison and tables."""
 
 import math
 import time
@@ -51,7 +51,7 @@ DRAWS = 500
 
 @dataclass(frozen=True)
 class Recipe:
-    """An approximation: its label, its stages at fixed values, and variational EM whose E-steps are by the same ones.
+    """An approximation: its label, its stages at fixed hyper-parameters, and variational EM with the same E-steps.
 
     Further what it predicts.
     """
@@ -63,14 +63,14 @@ class Recipe:
 
 
 def grid_problem(split: Split, settings: Settings) -> Joint:
-    """The network of the protocol with a member for each cell of the grid, prior scale by prior scale."""
+    """Return the joint of the protocol with a member for each cell of the grid, row by row of prior scales."""
     prior = torch.tensor(PRIOR_SCALES, dtype=torch.float64).repeat_interleave(SIDE)
     noise = torch.tensor(NOISE_SCALES, dtype=torch.float64).repeat(SIDE)
     return Joint(mlp(split, settings), Gaussian(noise.reshape(-1, 1, 1)), Normal(prior), len(split.train))
 
 
 def em_problem(split: Split, settings: Settings) -> Joint:
-    """The same network at the prior and noise that EM begins with."""
+    """Return the joint of the protocol at the initial prior and noise of EM."""
     return Joint(mlp(split, settings), Gaussian(FIRST_NOISE), Normal(settings.prior_scale), len(split.train))
 
 
@@ -79,7 +79,7 @@ def _map(settings: Settings) -> MAP:
 
 
 def _laplace_em(settings: Settings) -> VariationalEM:
-    """A mode that moves on between the rounds, and one of MacKay's steps in each."""
+    """Return variational EM whose mode is fitted further in each round, followed by a step of MacKay's update."""
     return VariationalEM(
         Laplace(tuning=None),
         (MacKayUpdate(PerTensor()),),
@@ -91,7 +91,7 @@ def _laplace_em(settings: Settings) -> VariationalEM:
 
 
 def _mean_field(settings: Settings) -> MeanField:
-    """Mean field with a third of MAP's step size, as draws add noise; scales begin small, or weights collapse."""
+    """Return mean field with a third of MAP's step size, as draws add noise, and small initial scales."""
     step_size = Adam(settings.step_size / 3)
     return MeanField(settings.steps, settings.batch_size, step_size, Cosine(), initial_scales=FanIn(gain=0.02))
 
@@ -109,7 +109,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             lambda settings: (_mean_field(settings),),
             lambda settings: VariationalEM(
                 _mean_field(settings), (PriorScale(PerTensor()), NoiseScale()), rounds=ROUNDS, burn_in=BURN_IN
-            ),  # the M-steps in closed form
+            ),  # M-steps in closed form
             lambda posterior, inputs: posterior.predict(inputs, draws=DRAWS),
         ),
     }
@@ -128,7 +128,7 @@ Scores = dict[str, float]
 
 @dataclass(frozen=True)
 class Cell:
-    """A fit: data set, approximation and split, and its part: prior and noise by EM, or all of the grid."""
+    """A fit: data set, approximation, split, and its part: EM, or the whole grid."""
 
     data_set: str
     method: str
@@ -136,7 +136,7 @@ class Cell:
     part: str
 
     def path(self, folder: Path) -> Path:
-        """Its file in the folder of the study."""
+        """Return its file in the folder of the study."""
         return folder / "runs" / self.data_set / self.method / f"{self.part}-{self.split:02d}.json"
 
     def __str__(self) -> str:
@@ -144,7 +144,7 @@ class Cell:
 
 
 def depends(split: Split, cell: Cell, settings: Settings) -> Part:
-    """All that the numbers of a cell depend on."""
+    """Return the part that determines the results of a cell."""
     recipe = RECIPES[cell.method]
     if cell.part == EM:
         joint = em_problem(split, settings)
@@ -155,14 +155,14 @@ def depends(split: Split, cell: Cell, settings: Settings) -> Part:
 
 
 def grid_key(row: int, column: int) -> str:
-    """The name of the NLL at a prior scale and a noise scale of the grid."""
+    """Return the key of the NLL at a prior scale and a noise scale of the grid."""
     return f"test_nll_{row}_{column}"
 
 
 def fit_em(split: Split, method: str, settings: Settings) -> Scores:
-    """Prior and noise that variational EM found, the prior scale as a geometric mean over the weights, and scores.
+    """Run variational EM; return its noise, its prior scale (geometric mean over the weights), and scores.
 
-    "bound" is that of the last round in nats for each training row: the log evidence of Laplace, or the ELBO.
+    "bound" is the bound of the last round, in nats per training row: Laplace's log evidence, or the ELBO.
     """
     recipe = RECIPES[method]
     seed = settings.key(split.data_set, split.index).seed
@@ -179,7 +179,7 @@ def fit_em(split: Split, method: str, settings: Settings) -> Scores:
 
 
 def fit_grid(split: Split, method: str, settings: Settings) -> Scores:
-    """The NLL at each prior and noise of the grid; all of them are fitted at once, as members."""
+    """Return the NLL at each prior and noise of the grid, all fitted together as members."""
     recipe, joint = RECIPES[method], grid_problem(split, settings)
     seed = settings.key(split.data_set, split.index).seed
     start: Posterior | None = None
@@ -196,7 +196,7 @@ def fit_grid(split: Split, method: str, settings: Settings) -> Scores:
 
 
 def fit(cell: Cell, split: Split, settings: Settings) -> Result[Cell]:
-    """Fit one cell; returns what it gave."""
+    """Fit one cell and return its result."""
     begin = time.perf_counter()
     with named(cell), without_warnings():
         scores = (fit_em if cell.part == EM else fit_grid)(split, cell.method, settings)
@@ -204,7 +204,7 @@ def fit(cell: Cell, split: Split, settings: Settings) -> Result[Cell]:
 
 
 def fit_all(missing: Sequence[Cell], folder: Path, settings: Settings) -> Iterator[Result[Cell]]:
-    """Fit these cells where the settings say; store and give each result as soon as it is there."""
+    """Fit cells on the executor of the settings; store and yield each result when it is finished."""
     names = dict.fromkeys((cell.data_set, cell.split) for cell in missing)
     splits = {(name, index): standard_split(name, index) for name, index in names}
     work = {str(cell): partial(fit, cell, splits[cell.data_set, cell.split], settings) for cell in missing}
@@ -215,7 +215,7 @@ def fit_all(missing: Sequence[Cell], folder: Path, settings: Settings) -> Iterat
 
 
 def stored(cells: Sequence[Cell], folder: Path, settings: Settings) -> Iterator[Result[Cell]]:
-    """The results of those cells that have one; BadFolder at one that is damaged or of other settings."""
+    """Yield the stored results of the cells; raise BadFolder for a damaged one or one of other settings."""
     return stored_results(
         cells, folder, lambda cell: depends(standard_split(cell.data_set, cell.split), cell, settings)
     )
@@ -250,23 +250,23 @@ class Comparison:
 
     @property
     def reached(self) -> bool:
-        """Whether variational EM comes within the goal."""
+        """Whether variational EM is within the goal."""
         return self.difference.mean <= GOAL
 
     @property
     def at_the_edge(self) -> bool:
-        """Whether a wider grid might have a better cell."""
+        """Whether the best cell is at the edge of the grid."""
         ends = {PRIOR_SCALES[0], PRIOR_SCALES[-1]}, {NOISE_SCALES[0], NOISE_SCALES[-1]}
         return self.best_prior_scale in ends[0] or self.best_noise_scale in ends[1]
 
     @property
     def point(self) -> tuple[float, float]:
-        """Prior and noise of EM, as geometric means over splits."""
+        """Prior and noise scales of EM, as geometric means over splits."""
         priors, noises = zip(*self.points, strict=True)
         return geometric_mean(priors), geometric_mean(noises)
 
     def note(self) -> str:
-        """The comparison as a sentence."""
+        """Return the comparison in a sentence."""
         prior, noise = self.point
         edge = ", at the edge of the grid" if self.at_the_edge else ""
         return (
@@ -277,7 +277,7 @@ class Comparison:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """exp of the mean of logs.
+    """Return exp of the mean of logs.
 
     >>> round(geometric_mean([1.0, 4.0]), 6)
     2.0
@@ -286,7 +286,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def comparisons(results: Sequence[Result[Cell]]) -> list[Comparison]:
-    """One for each data set and approximation, in the order of the results."""
+    """Return a comparison for each data set and approximation, in the order of the results."""
     groups: dict[tuple[str, str], list[Result[Cell]]] = {}
     for result in results:
         groups.setdefault((result.cell.data_set, result.cell.method), []).append(result)
@@ -320,22 +320,22 @@ def _compared(data_set: str, method: str, group: Sequence[Result[Cell]]) -> Comp
 
 @dataclass(frozen=True)
 class Study:
-    """All that the study found: for each data set, approximation and split the results of EM and of the grid."""
+    """The results of EM and of the grid, for each data set, approximation and split."""
 
     settings: Settings
     results: tuple[Result[Cell], ...]
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """One for each data set and approximation."""
+        """A comparison for each data set and approximation."""
         return comparisons(self.results)
 
     def notes(self) -> list[str]:
-        """A sentence on each comparison."""
+        """Return a sentence on each comparison."""
         return [comparison.note() for comparison in self.comparisons]
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         return {
             "settings": self.settings.config(),
             "prior_scales": list(PRIOR_SCALES),
@@ -349,7 +349,7 @@ class Study:
 def run(settings: Settings, folder: Path, report: Report = silent) -> Study:
     """Run the study, or the part of it that `folder` does not hold yet.
 
-    `report` is told a line about each fit. Results that were made with other settings are refused.
+    `report` gets a line about each fit. Results that were made with other settings are refused.
     """
     cells = [
         Cell(name, method, split, part)
@@ -366,10 +366,10 @@ def run(settings: Settings, folder: Path, report: Report = silent) -> Study:
         done[result.cell] = result
         scores = result.scores
         if result.cell.part == EM:
-            said = f"NLL {scores['test_nll']:.4g}, prior {scores['prior_scale']:.3g}, noise {scores['noise_scale']:.3g}"
+            text = f"NLL {scores['test_nll']:.4g}, prior {scores['prior_scale']:.3g}, noise {scores['noise_scale']:.3g}"
         else:
-            said = f"best NLL {min(scores.values()):.4g}"
-        report(f"{count}/{len(missing)} {result.cell}: {said}, {result.seconds:.1f} s")
+            text = f"best NLL {min(scores.values()):.4g}"
+        report(f"{count}/{len(missing)} {result.cell}: {text}, {result.seconds:.1f} s")
     return Study(settings, tuple(done[cell] for cell in cells))
 
 

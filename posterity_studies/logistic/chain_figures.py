@@ -68,7 +68,11 @@ def draw_errors(study: Study, path: Path) -> None:
     columns: tuple[tuple[str, list[float | None], list[float | None]], ...] = (
         ("error of the mean, in sd", *_with_errors(rows, "mean")),
         ("error of the covariance", *_with_errors(rows, "covariance")),
-        ("error of log p(y), in nats", [_absolute(row.evidence_error) for row in rows], [None] * len(rows)),
+        (
+            "error of log p(y), in nats",
+            [None if row.evidence_error is None else abs(row.evidence_error) for row in rows],
+            [None] * len(rows),
+        ),
         ("gradients", [row.gradients for row in rows], [None] * len(rows)),
     )
     for panel, (name, values, errors) in zip(axes, columns, strict=True):
@@ -86,17 +90,11 @@ def draw_errors(study: Study, path: Path) -> None:
     axes[0].set_yticks(range(len(rows)), [row.method for row in rows], fontsize=10)
     label = "standard error of the draws;  no dot: the method has no such number"
     axes[1].scatter([], [], s=90, color=BLACK, marker="|", label=label)
-    handles, names = axes[1].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", frameon=False, fontsize=10)
-    save(figure, path)
+    save(figure, path, legend_of=axes[1], ncols=1)
 
 
 def _with_errors(rows: Sequence[Row], name: str) -> tuple[list[float | None], list[float | None]]:
     return [getattr(row, f"{name}_error") for row in rows], [getattr(row, f"{name}_standard_error") for row in rows]
-
-
-def _absolute(value: float | None) -> float | None:
-    return None if value is None else abs(value)
 
 
 def _contours(panel: "Axes", study: Study) -> None:

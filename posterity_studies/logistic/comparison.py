@@ -1,4 +1,4 @@
-"""All methods against the exact posterior: errors of moments and evidence, and what they cost."""
+"""All methods against the exact posterior: errors of moments and evidence, and costs."""
 
 import math
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from posterity_studies.logistic.exact import Exact
 from posterity_studies.logistic.fits import SAMPLERS, Fit
 
 T = TypeVar("T")
-ENOUGH = 4.0  # standard errors, beyond which a difference is not taken for chance
+ENOUGH = 4.0  # standard errors beyond which a difference is significant
 
 
 @dataclass(frozen=True)
 class Row:
-    """Errors and cost of one method; None stands for what it does not have.
+    """Errors and cost of a method; None for quantities that it does not have.
 
     With z = L^-1 (w - m), where m and L L^T are the exact mean and covariance, `mean_error` is the length of the mean
     of z, and `covariance_error` the Frobenius norm of Cov(z) - I. The standard errors are what draws of the exact
@@ -47,14 +47,14 @@ class Row:
 
     @property
     def unbiased(self) -> bool:
-        """Whether both errors of the moments may be chance."""
+        """Whether neither error of the moments is significant."""
         return self.mean_error < ENOUGH * _known(self.mean_standard_error) and self.covariance_error < ENOUGH * _known(
             self.covariance_standard_error
         )
 
 
 def compare(exact: Exact, fits: Mapping[str, Fit], elbos: Mapping[str, float]) -> list[Row]:
-    """A row for each fit; `elbos` has the bounds of the fits that maximise one."""
+    """Compare each fit with the exact posterior; `elbos` has the bounds of the fits that maximise one."""
     return [_row(exact, name, fit, elbos.get(name)) for name, fit in fits.items()]
 
 
@@ -124,7 +124,7 @@ class Moments:
 
 
 def pooled(first: Tensor, second: Tensor) -> Moments:
-    """Join the means (C, P) and second moments (C, P, P) of independent chains, whose differences give the errors."""
+    """Pool the means (C, P) and second moments (C, P, P) of independent chains, with errors from their differences."""
     spread = about_mean(first, second)
     mean_error, covariance_error = (values.std(0) / math.sqrt(len(values)) for values in (first, spread))
     return Moments(first.mean(0), spread.mean(0), mean_error, covariance_error)
@@ -138,7 +138,7 @@ def about_mean(first: Tensor, second: Tensor) -> Tensor:
 
 
 def claims(rows: list[Row]) -> dict[str, bool]:
-    """What the comparison shows, and whether it does."""
+    """Claims of the comparison, and whether they hold."""
     by_name = {row.method: row for row in rows}
     laplace, propagation = by_name["Laplace"], by_name["Expectation propagation"]
     bounds = [row for row in rows if row.bound]

@@ -14,8 +14,8 @@ from posterity.predictive import Exact as ExactIntegral
 from posterity.predictive import Integrator, Probit, ProbitPhi
 from posterity_studies.logistic.fits import Regression
 
-LOW, HIGH, POINTS = -9.0, 15.0, 361  # of each weight: the posterior leans to the right
-NEGLIGIBLE = 1e-12  # of the largest mass; dropping such points moves no probability by 1e-8
+LOW, HIGH, POINTS = -9.0, 15.0, 361  # range of each weight: the posterior is skewed to the right
+NEGLIGIBLE = 1e-12  # relative to the largest mass; dropping such points changes probabilities by less than 1e-8
 NODES = 240  # on each side of a ray
 _ROWS = 100_000  # weights at a time
 _PRODUCTS = 2_000_000  # of inputs and weights at a time
@@ -88,7 +88,7 @@ class RayMarginal:
 
     @property
     def limit(self) -> float:
-        """Where p(y = 1 | c x) goes as c grows: the posterior probability of w . x > 0."""
+        """The limit of p(y = 1 | c x) as c grows: the posterior probability of w . x > 0."""
         return float(self.mass[self.logits > 0].sum())
 
 
@@ -125,7 +125,7 @@ _REACH, _POINTS = 9.0, 181  # standard deviations of q, points of an axis
 
 @dataclass(frozen=True)
 class Decomposition:
-    """The parts for one Gaussian q, in nats: ELBO = E_q log p(y, w) + entropy, and KL(q || p(w | y))."""
+    """The terms of a Gaussian q, in nats: ELBO = E_q log p(y, w) + entropy, and KL(q || p(w | y))."""
 
     name: str
     expected_log_joint: float
@@ -139,7 +139,7 @@ class Decomposition:
 
 
 def decompositions(regression: Regression, exact: Exact, fitted: Mapping[str, Linearized]) -> list[Decomposition]:
-    """For the Laplace Gaussian, narrower and wider ones, the fitted ones, and the one with the exact moments."""
+    """Decompose the ELBO of Laplace's Gaussian, narrower and wider ones, fitted ones, and one with exact moments."""
     mode, covariance = regression.mode.theta, regression.covariance
     return [
         _decomposition("Laplace,\ncovariance / 4", regression, exact, mode, covariance / 4),
@@ -204,7 +204,7 @@ class Ray:
 
 
 def rays(regression: Regression, fitted: Mapping[str, Linearized], draws: Tensor, far_draws: Tensor) -> list[Ray]:
-    """Every direction of the study, with Monte Carlo averages over weight `draws` (S, 2), far away `far_draws`.
+    """Compute predictions along all rays, with Monte Carlo averages over weights `draws` (S, 2), far away `far_draws`.
 
     Those far away are more, so that the average tells the limits apart.
     """
@@ -247,7 +247,7 @@ def _ray(
 
 
 def ray_limits(regression: Regression, direction: Tensor) -> tuple[float, float]:
-    """Limits along c x under the Laplace Gaussian, where w . x ~ N(mu, s^2): of the integral and of the kappa form.
+    """Return limits along c x under Laplace's Gaussian, w . x ~ N(mu, s^2), of the integral and of the kappa form.
 
     Phi(mu / s) is where the exact integral and the Phi form end, sigmoid(mu / (s sqrt(pi / 8))) the kappa form.
     """

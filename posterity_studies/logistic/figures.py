@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, array, gentle, panels, plain, save
+from posterity.report.figures import class_margins
+from posterity_studies.frame import draw_all
 from posterity_studies.logistic.chain_figures import draw_bias, draw_errors, draw_paths, draw_samples
 from posterity_studies.logistic.exact import log_density
 from posterity_studies.logistic.study import Study, probit_difference
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 LINES = {
     "MAP": (BLACK, "solid", 1.6),
-    "Laplace, Monte Carlo": (PINK, "solid", 3.6),  # wide and below, for the integral it estimates lies on it
+    "Laplace, Monte Carlo": (PINK, "solid", 3.6),  # wide and below: the integral that it estimates is drawn over it
     "Laplace, exact integral": (BLUE, "solid", 1.6),
     "Laplace, probit Φ": (SKY, "dotted", 2.6),
     "Laplace, probit κ": (ORANGE, "solid", 1.6),
@@ -29,11 +31,11 @@ LINES = {
 TWO = (("label 0", "#053061", "o"), ("label 1", "#67001f", "^"))  # the dark ends of the map's own colours
 THREE = (BLUE, "o"), (RED, "^"), (GREEN, "s")
 
-FINE = 161  # points a side of a map for which fewer were computed
+FINE = 161  # points along each side of a refined map
 
 
 def draw(study: Study, folder: Path) -> list[str]:
-    """Draw every figure of the study into the folder, and give the names of the files."""
+    """Draw the figures of the study into the folder; return the names of the files."""
     figures = {
         "maps.png": _maps,
         "rays.png": _rays,
@@ -46,9 +48,7 @@ def draw(study: Study, folder: Path) -> list[str]:
         "paths.png": draw_paths,
         "langevin.png": draw_bias,
     }
-    for name, figure in figures.items():
-        figure(study, folder / name)
-    return list(figures)
+    return draw_all(figures, study, folder)
 
 
 def _maps(study: Study, path: Path) -> None:
@@ -73,9 +73,7 @@ def _maps(study: Study, path: Path) -> None:
         panel.set_ylabel("$x_2$")
     bar = figure.colorbar(axes[0].images[0], ax=axes, shrink=0.75, pad=0.02)
     bar.set_label("p(y = 1 | x);  lines at 0.1, 0.5, 0.9", fontsize=10)
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=10)
-    save(figure, path)
+    save(figure, path, legend_of=axes[0], ncols=2)
 
 
 def _rays(study: Study, path: Path) -> None:
@@ -92,14 +90,12 @@ def _rays(study: Study, path: Path) -> None:
         panel.set_title(f"along x = c · {direction}", fontsize=11)
         uncertain = torch.cat([values for name, values in ray.probability.items() if name != "MAP"])
         low, high = float(uncertain.min()), float(uncertain.max())
-        margin = 0.06 * (high - low)  # MAP, which saturates, may leave the panel
+        margin = 0.06 * (high - low)  # the curve of MAP saturates and may leave the panel
         panel.set(xlabel="c", ylim=(low - margin, high + margin), xlim=(0.1, 1000))
         plain(panel)
     axes[0].set_ylabel("p(y = 1 | x)")
     axes[1].plot([], [], color=GREY, linestyle="dashed", linewidth=1.0, label="limit by theory")
-    handles, names = axes[1].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=10)
-    save(figure, path)
+    save(figure, path, legend_of=axes[1], ncols=4)
 
 
 def _laplace(study: Study, path: Path) -> None:
@@ -180,7 +176,7 @@ def _probit(study: Study, path: Path) -> None:
 
 
 def _evidence(study: Study, path: Path) -> None:
-    """KL as bars that hang from the log evidence, where it is 0, down to the ELBO."""
+    """Draw the KL as bars from the log evidence down to the ELBO."""
     figure, (panel,) = panels(1, 1, size=(10.4, 4.2))
     evidence = study.exact.log_evidence
     for index, parts in enumerate(study.decompositions):
@@ -226,8 +222,11 @@ def _multiclass(study: Study, path: Path) -> None:
             vmax=1,
             interpolation="bilinear",
         )
-        for lead in _leads(fine):
-            panel.contour(axis, axis, array(lead.reshape(FINE, FINE).T), levels=[0.0], colors=BLACK, linewidths=1.2)
+        for margin in class_margins(fine):
+            if margin.min() < 0 < margin.max():
+                panel.contour(
+                    axis, axis, array(margin.reshape(FINE, FINE).T), levels=[0.0], colors=BLACK, linewidths=1.2
+                )
         if shown.max() > 0.9:
             panel.contour(axis, axis, shown, levels=[0.9], colors=BLACK, linestyles="dotted", linewidths=0.9)
         for index, (colour, marker) in enumerate(THREE):
@@ -238,9 +237,7 @@ def _multiclass(study: Study, path: Path) -> None:
     axes[0].set_ylabel("$x_2$")
     bar = figure.colorbar(axes[0].images[0], ax=axes, shrink=0.7, pad=0.015)
     bar.set_label("largest probability;  dotted at 0.9", fontsize=10)
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
-    save(figure, path)
+    save(figure, path, legend_of=axes[0], ncols=3)
 
 
 def _points(panel: "Axes", rows: Tensor, colour: str, marker: str, label: str) -> None:
@@ -251,7 +248,7 @@ def _points(panel: "Axes", rows: Tensor, colour: str, marker: str, label: str) -
 
 
 def _finer(probs: Tensor) -> Tensor:
-    """Class probabilities (side^2, C) between the points of their map, (FINE^2, C), so that borders are smooth.
+    """Interpolate class probabilities (side^2, C) of a map to (FINE^2, C), so that borders are smooth.
 
     Their logarithms are interpolated: in a linear model their differences, and so the borders at the mode, are linear.
     """
@@ -259,10 +256,3 @@ def _finer(probs: Tensor) -> Tensor:
     planes = probs.clamp_min(1e-9).log().T.reshape(1, -1, side, side)
     finer = torch.nn.functional.interpolate(planes, size=(FINE, FINE), mode="bilinear", align_corners=True)
     return finer.reshape(-1, FINE * FINE).T.softmax(1)
-
-
-def _leads(probs: Tensor) -> list[Tensor]:
-    """By how much each class is more probable than the best other one; its zero is the class's border."""
-    top = probs.topk(2).values  # (N, 2)
-    others = torch.where(probs == top[:, :1], top[:, 1:], top[:, :1])
-    return [lead for lead in (probs - others).T if lead.min() < 0 < lead.max()]

@@ -51,7 +51,7 @@ PRIOR_SCALE = 2.0
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    """A fitted logistic regression: its problem and rows, the mode, and the Laplace posterior there."""
+    """A fitted logistic regression: joint, rows, mode, and the Laplace posterior."""
 
     joint: Joint
     inputs: Tensor
@@ -69,7 +69,7 @@ class Regression:
 
 
 def binary() -> Regression:
-    """The regression of the ten embedded rows on their two labels: p(y = 1 | x) = sigmoid(w . x), w ~ N(0, 4 I)."""
+    """Fit the ten built-in rows with two labels: p(y = 1 | x) = sigmoid(w . x), w ~ N(0, 4 I)."""
     inputs = torch.tensor(INPUTS, dtype=torch.float64)
     return fit(inputs, torch.tensor(LABELS, dtype=torch.float64), PRIOR_SCALE)
 
@@ -114,14 +114,14 @@ GAUSSIANS: dict[str, tuple[Callable[[int], Method], int | None]] = {  # by steps
 
 
 def laplace_fit(regression: Regression) -> Fit:
-    """The Laplace posterior, fitted anew from the first weights for its seconds; its Hessian is no gradient."""
+    """Fit the Laplace posterior again from the first weights, to measure its seconds; its Hessian is not counted."""
     began = time.process_time()
     again = fit(regression.inputs, regression.targets, PRIOR_SCALE)
     return Fit(again.laplace, again.evaluations, time.process_time() - began)
 
 
 def gaussian_fits(regression: Regression, steps: int, seed: int) -> dict[str, Fit]:
-    """The other Gaussians by name, from the mode on; their logits are Gaussian, so that predictions need no draws."""
+    """Fit the other Gaussians from the mode, by name; their logits are Gaussian, so predictions need no draws."""
     results = {}
     for name, (make, gradients) in GAUSSIANS.items():
         rows, began = (regression.inputs, regression.targets), time.process_time()
@@ -149,7 +149,7 @@ SAMPLERS: dict[str, Callable[[int, int, int], Sampler]] = {  # by trajectories, 
 
 
 def sampled(regression: Regression, chains: int, draws: int, seed: int) -> dict[str, Fit]:
-    """Every transition of every sampler by name; the warm-up tunes all but Langevin and short steps.
+    """Run the samplers by name and keep all draws; the warm-up tunes all but Langevin and short steps.
 
     Each of the `chains` has `draws` trajectories, or `SINGLE` times as many transitions of one gradient.
     """

@@ -44,7 +44,7 @@ class Bias:
     posterior: tuple[StepSize, ...]
 
     def document(self) -> dict[str, Any]:
-        """Every number, ready for JSON."""
+        """Return all numbers as JSON."""
         return {
             "variances_are": "in units of the exact variance",
             "gaussian": [asdict(point) for point in self.gaussian],
@@ -52,7 +52,7 @@ class Bias:
         }
 
     def claims(self) -> dict[str, bool]:
-        """What the figure shows, and whether it does."""
+        """Claims of the figure, and whether they hold."""
         every = (*self.gaussian, *self.posterior)
         errors = [point.langevin - 1 for point in self.posterior]
         first = self.posterior[0]
@@ -109,7 +109,7 @@ def langevin_bias(regression: Regression, exact: Exact, chains: int, draws: int,
 def _variances(
     target: Target, start: Tensor, view: Callable[[Tensor], Tensor], chains: int, draws: int, key: Key
 ) -> Tensor:
-    """Variances of `view` of the positions along each axis about the mean of all chains, (2, K, C, P).
+    """Return variances of `view` of the positions along each axis, about the mean of all chains, (2, K, C, P).
 
     The first axis is Langevin steps, then MALA; K is the number of step sizes, C that of chains for each of them.
     """
@@ -153,6 +153,6 @@ def _first_order(regression: Regression, exact: Exact, posterior: Target) -> flo
 
 
 def _at(variances: Tensor, size: float, theory: float, precision: float | None) -> StepSize:
-    """The row of variances (2, C), of Langevin steps and of MALA, at one step size."""
+    """Summarise variances (2, C) of Langevin steps and of MALA at one step size."""
     means, errors = variances.mean(1).tolist(), (variances.std(1) / math.sqrt(variances.shape[1])).tolist()
     return StepSize(size, precision, theory, means[0], errors[0], means[1], errors[1])

@@ -19,7 +19,7 @@ _ROWS = 64  # of the map at a time
 
 @dataclass(frozen=True, eq=False)
 class MultiClass:
-    """The fitted regression, and by method the class probabilities (N, 3) at the points (N, 2) of the map."""
+    """The fitted regression, and class probabilities (N, 3) by method at the points (N, 2) of the map."""
 
     regression: Regression
     axis: Tensor
@@ -54,5 +54,5 @@ def softmax_average(draws: Tensor, inputs: Tensor) -> Tensor:
 
 
 def with_bias(inputs: Tensor) -> Tensor:
-    """Inputs (N, D) with a column of ones, (N, D + 1)."""
+    """Append a column of ones to inputs (N, D), (N, D + 1)."""
     return torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)

@@ -98,14 +98,14 @@ def probit_difference(a: Tensor) -> Tensor:
 
 
 def probit_error() -> ProbitError:
-    """On a grid of step 1e-4, which the flat top makes exact to 1e-9."""
+    """Find the largest error on a grid of step 1e-4, which is exact to 1e-9 since the maximum is flat."""
     a = torch.linspace(0.0, 10.0, 100_001, dtype=torch.float64)
     largest, index = probit_difference(a).abs().max(0)
     return ProbitError(float(largest), float(a[index]))
 
 
 REACH, SIDE = 6.0, 51  # of the map
-RING = 30.0  # radius at which the entropy far from the data is taken
+RING = 30.0  # radius at which the entropy far from the data is computed
 DRAWS = 10_000  # at every point of a map
 RAY_DRAWS = 1_000_000  # at every point of a ray
 FAR_DRAWS = 4_000_000  # at one point of each ray: a standard error below 3e-4
@@ -113,7 +113,7 @@ FAR_DRAWS = 4_000_000  # at one point of each ray: a standard error below 3e-4
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """All that the study found: the fits, the maps p(y = 1 | x) by method over `axis` x `axis`, and the rest."""
+    """The results: the fits, the maps of p(y = 1 | x) by method over `axis` x `axis`, rays, samples and comparisons."""
 
     settings: Settings
     regression: Regression
@@ -132,11 +132,11 @@ class Study:
 
     @property
     def claims(self) -> dict[str, bool]:
-        """What the study shows of the methods, and whether it does."""
+        """Claims about the methods, and whether they hold here."""
         return {**claims(self.comparison), **self.bias.claims()}
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         exact_map = self.maps["Exact posterior"]
         laplace = self.regression.laplace
         return {
@@ -211,7 +211,7 @@ PARTS = (2.9, 19.4, 10.1, 3.9)
 
 
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
-    """Run the study; the seed fixes everything random."""
+    """Run the study; the seed determines all random numbers."""
     chains, length, seed = settings.chains, settings.draws, settings.seed
     report("Gaussian fits")
     regression = binary()

@@ -5,8 +5,8 @@ from pathlib import Path
 from posterity.report.canvas import BLUE, GREY, ORANGE, RED, array, panels, plain, save
 from posterity_studies.misspecification.study import Study, temperatures
 
-LEAST = 0.02  # nats: panels show at least so much below and above zero
-MORE = 3.0  # how far above zero a panel goes, in units of what tempering gains
+LEAST = 0.02  # nats: least range of a panel below and above zero
+MORE = 3.0  # upper end of a panel, in units of the gain by tempering
 
 
 def draw(study: Study, folder: Path) -> list[str]:
@@ -40,6 +40,4 @@ def _temperatures(study: Study, path: Path) -> None:
         panel.set_xlabel(r"$\eta$ or T")
     for panel, own in zip(axes[::columns], study.curves[::columns], strict=True):
         panel.set_ylabel(f"{own.model}:\nNLL above that at 1, nats")
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
-    save(figure, path)
+    save(figure, path, legend_of=axes[0], ncols=3)

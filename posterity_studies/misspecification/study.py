@@ -1,4 +1,4 @@
-"""The study as a whole: expected NLL against both temperatures, and its numbers as one document."""
+"""The study: expected NLL against both temperatures, its tables and its numbers as JSON."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ SAME = 1e-9  # nats
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """Expected NLL of a model (G,) at the temperatures, with eta and with T in their place; `plain` is at 1."""
+    """Expected NLL of a model (G,) at the temperatures, taken as eta and as T; `plain` is at 1."""
 
     model: str
     targets: str
@@ -31,7 +31,7 @@ class Curves:
     by_temperature: Tensor
 
     def best(self, values: Tensor) -> float:
-        """The temperature with the least NLL on the grid."""
+        """Return the temperature with the lowest NLL on the grid."""
         return float(temperatures()[int(values.argmin())])
 
 
@@ -43,7 +43,7 @@ class Study:
     curves: tuple[Curves, ...]
 
     def claims(self) -> dict[str, bool]:
-        """What theory says of temperatures, and whether it is so here."""
+        """Claims of theory about temperatures, and whether they hold here."""
         by_kind = {kind: [own for own in self.curves if own.targets == kind] for kind in (WELL, CLEANER, NOISIER)}
         pairs = {
             kind: [(own, values) for own in some for values in (own.by_eta, own.by_temperature)]
@@ -62,7 +62,7 @@ class Study:
         }
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         return {
             "seed": self.seed,
             "temperatures": temperatures().tolist(),
@@ -84,7 +84,7 @@ class Study:
 
 
 def temperatures() -> Tensor:
-    """The values that eta and T take, (G,)."""
+    """Return the values of eta and T, (G,)."""
     return torch.tensor(log_grid(*TEMPERATURES), dtype=torch.float64, device="cpu")
 
 

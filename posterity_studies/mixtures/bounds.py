@@ -1,4 +1,4 @@
-"""What theory says of EM's bound, as numbers: where it touches, that it is never above; and printed forms that fail."""
+"""Checks of EM's bound: where it touches the log-likelihood, that it is never above, and printed forms that fail."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ TRIES = 200  # of q at random
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Log-likelihood and bound (G,) over the mean of component 1, with all else and q as they are in one round."""
+    """Log-likelihood and bound (G,) over the mean of component 1, at the other values and the q of one round."""
 
     at: float
     value: float
@@ -32,7 +32,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Checks:
-    """Numbers of a run of EM on a sample; all in nats, at the start where nothing else is said.
+    """Numbers of a run of EM on a sample, in nats; at its start unless stated otherwise.
 
     `touching` is the largest distance of bound and log-likelihood right after an E-step, in any round;
     `highest_above` the largest amount by which the bound is above it, over all curves and for q at random (0 or less
@@ -59,13 +59,13 @@ class Checks:
 
 
 def curves(data: Sample, history: tuple[Values, ...]) -> list[Curve]:
-    """The curve of each of the first rounds, around where the round moves."""
+    """Return the curve of each of the first rounds, around the means that the round moves between."""
     means = [float(at["means"][0]) for at in history[: FIRST + 1]]
     return [_curve(data, at, _around(*pair)) for at, pair in zip(history, pairwise(means), strict=False)]
 
 
 def one_mean(data: Sample, start: Values) -> list[Curve]:
-    """The same for EM that moves the mean of component 1 alone, so that the log-likelihood stays one curve."""
+    """Return the curves of EM that moves only the mean of component 1, so that the log-likelihood is one curve."""
     history = [dict(start)]
     for _ in range(FIRST):
         q = jensen.posterior(log_joint(data, history[-1]))
@@ -75,7 +75,7 @@ def one_mean(data: Sample, start: Values) -> list[Curve]:
 
 
 def checks(data: Sample, run: Rounds, key: Key) -> Checks:
-    """Every number of a run."""
+    """Compute all numbers of a run."""
     start, end = run.history[0], run.end
     table, grid = log_joint(data, start), torch.linspace(-WIDE, WIDE, GRID, dtype=torch.float64)
     wide = [_curve(data, at, at["means"][0] + grid) for at in run.history[:FIRST]]
@@ -105,7 +105,7 @@ def checks(data: Sample, run: Rounds, key: Key) -> Checks:
     )
 
 
-POINT, CHOSEN = 0.4, 0.8  # y, and the q(z = 1) at which the two sides of Jensen's inequality are drawn
+POINT, CHOSEN = 0.4, 0.8  # y, and q(z = 1) for the drawn sides of Jensen's inequality
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +148,7 @@ class Jensen:
 
 
 def one_point() -> Jensen:
-    """Jensen's inequality for one point of the mixture."""
+    """Compute Jensen's inequality for one point of the mixture."""
     data = Sample(torch.tensor([POINT], dtype=torch.float64, device="cpu"), torch.tensor([UNKNOWN], device="cpu"))
     table = log_joint(data, TRUTH)  # (1, 2)
     q = torch.linspace(0.0, 1.0, GRID, dtype=torch.float64, device="cpu")
@@ -157,7 +157,7 @@ def one_point() -> Jensen:
 
 
 def _around(first: float, last: float) -> Tensor:
-    """Means around two of them, (GRID,)."""
+    """Return means around two given ones, (GRID,)."""
     low, high = min(first, last), max(first, last)
     beyond = MARGIN * max(high - low, LEAST)
     return torch.linspace(low - beyond, high + beyond, GRID, dtype=torch.float64, device="cpu")
@@ -173,13 +173,13 @@ def _curve(data: Sample, at: Values, grid: Tensor) -> Curve:
 
 
 def _moved(at: Values, mean: Tensor) -> dict[str, Tensor]:
-    """The values with another mean of component 1, or with each of many (G,)."""
+    """Return the values with another mean of component 1, or with each of many (G,)."""
     others = {name: value.expand(*mean.shape, 2) for name, value in at.items()}
     return {**others, "means": torch.stack([mean, others["means"][..., 1]], -1)}
 
 
 def _best(data: Sample, q: Tensor) -> Tensor:
-    """The mean of component 1 that maximises the bound at q, whatever the other values are."""
+    """Return the mean of component 1 that maximises the bound at q; it does not depend on the other values."""
     return (q[:, 0] * data.points).sum() / q[:, 0].sum()
 
 

@@ -1,4 +1,4 @@
-"""Five clusters in the plane: where random starts of EM end, and how many components rows ask for."""
+"""Five clusters in the plane: the maxima that random starts of EM reach, and the choice of the number of components."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -18,36 +18,36 @@ INITS = {"rows at random": "random_from_data", "k-means++": "k-means++"}
 MOST = 8  # components
 RESTARTS = 10  # of each number of components
 ROUNDS, TOLERANCE = 1000, 1e-6
-CONCENTRATION = 0.01  # of the Dirichlet prior: small, so that components that are not needed die out
-NEAR = 0.1  # nats: ends within it are the same maximum
-ALIVE = 1.0  # rows that a component must hold to count
+CONCENTRATION = 0.01  # of the Dirichlet prior: small, so that superfluous components vanish
+NEAR = 0.1  # nats within which two ends count as the same maximum
+ALIVE = 1.0  # least rows of a component that counts as alive
 
 
 @dataclass(frozen=True)
 class Starts:
-    """Log-likelihoods where EM ended from each start of one kind, in nats over all rows."""
+    """Final log-likelihoods of EM from each start of one kind, in nats over all rows."""
 
     kind: str
     ends: tuple[float, ...]
 
     @property
     def worst(self) -> float:
-        """The lowest."""
+        """The lowest log-likelihood."""
         return min(self.ends)
 
     @property
     def middle(self) -> float:
-        """The median."""
+        """The median log-likelihood."""
         return median(self.ends)
 
     def share_at(self, best: float) -> float:
-        """The share of starts that came to the maximum `best`."""
+        """Return the share of starts that reached the maximum `best`."""
         return sum(end > best - NEAR for end in self.ends) / len(self.ends)
 
 
 @dataclass(frozen=True)
 class Components:
-    """A number of components: BIC by EM (lower is better), ELBO of the Bayesian form, and how many are alive there."""
+    """A number of components: BIC of EM (lower is better), ELBO of the Bayesian mixture, and its components alive."""
 
     components: int
     bic: float
@@ -57,7 +57,7 @@ class Components:
 
 @dataclass(frozen=True, eq=False)
 class Clusters:
-    """The rows (N, 2), where the starts ended, each number of components, and the Bayesian fit with the most.
+    """The rows (N, 2), ends of the starts, results by number of components, and the Bayesian fit with the most.
 
     `weights` (K,), `means` (K, 2) and `covariances` (K, 2, 2) belong to its live components.
     """
@@ -71,12 +71,12 @@ class Clusters:
 
     @property
     def best(self) -> float:
-        """The highest log-likelihood that any start came to."""
+        """The highest log-likelihood that any start reached."""
         return max(end for start in self.starts for end in start.ends)
 
 
 def clusters(key: Key) -> Clusters:
-    """Fit everything to rows that the key fixes."""
+    """Run all fits on rows that the key determines."""
     rows = sample(key.fold("rows"))
     starts = tuple(Starts(name, _ends(rows, init, key.fold(init))) for name, init in INITS.items())
     result, fit = [], BayesianGaussianMixture()
@@ -92,7 +92,7 @@ def clusters(key: Key) -> Clusters:
 
 
 def sample(key: Key) -> Tensor:
-    """Rows (COUNT, 2) of five clusters of equal weight."""
+    """Draw rows (COUNT, 2) of five clusters of equal weight."""
     where = torch.arange(COUNT) % len(CENTRES)
     centres, scales = (torch.tensor(pairs, dtype=torch.float64, device="cpu")[where] for pairs in (CENTRES, SCALES))
     return centres + scales * key.normal((COUNT, 2), torch.float64, "cpu")
@@ -105,6 +105,6 @@ def _ends(rows: Tensor, init: str, key: Key) -> tuple[float, ...]:
 
 
 def _alive(fit: BayesianGaussianMixture) -> Tensor:
-    """Which components hold rows, (K,)."""
+    """Return a mask (K,) of the components that are alive."""
     held: Tensor = fit.weight_concentration_ - fit.weight_concentration_prior_
     return held > ALIVE

@@ -37,7 +37,7 @@ MINIATURE_START = values(0.5, (6.5, 4.5), (1.0, 1.0))
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Points (N,), and for each the component it comes from (0 is z = 1), or UNKNOWN."""
+    """Points (N,), and the component of each (0 is z = 1), or UNKNOWN."""
 
     points: Tensor
     labels: Tensor
@@ -57,7 +57,7 @@ def miniature() -> Sample:
 
 
 def unlabelled(data: Sample) -> Sample:
-    """The same points without their components."""
+    """Return the points with unknown components."""
     return Sample(data.points, torch.full_like(data.labels, UNKNOWN))
 
 
@@ -84,7 +84,7 @@ def maximised(data: Sample, q: Tensor) -> dict[str, Tensor]:
 
 
 def complete(data: Sample) -> dict[str, Tensor]:
-    """Maximum likelihood where every component is known: one M-step with q the labels."""
+    """Return the maximum likelihood for known components: one M-step with the labels as q."""
     return maximised(data, torch.nn.functional.one_hot(data.labels, 2).to(data.points))
 
 
@@ -107,7 +107,7 @@ class Rounds:
 
 
 class History(Callback):
-    """Keeps theta after every round, and what its E-step gave."""
+    """Records theta and the result of the E-step after every round."""
 
     def __init__(self) -> None:
         self.thetas: list[Tensor] = []
@@ -119,7 +119,7 @@ class History(Callback):
 
 
 def expectation_maximization(data: Sample, start: Values) -> Rounds:
-    """EM from `start`, until the bound stands still."""
+    """Run EM from `start` until the bound no longer rises."""
     density = Density(
         lambda **at: log_likelihood(data, at),
         SHAPES,

@@ -1,4 +1,4 @@
-"""Variational EM whose q is a product of two factors, beside EM: a bound that stays below by a KL.
+"""Variational EM with a q of two factors, compared with EM: its bound stays below the log-likelihood by a KL.
 
 A point is y = z_1 w_1 + z_2 w_2 + noise, where z_1 and z_2 are fair coins. Given y they depend on each other (either of
 the two explains the point), so that no product q_1(z_1) q_2(z_2) is their posterior. With four values of z the
@@ -50,7 +50,7 @@ class Ascent:
 
     @property
     def largest_fall(self) -> float:
-        """The most by which the log-likelihood fell from one round to the next; 0 where it never fell."""
+        """The largest fall of the log-likelihood in a round; 0 if it never fell."""
         return max(0.0, float(-self.log_likelihood.diff().min()))
 
 
@@ -62,7 +62,7 @@ def points(key: Key) -> Tensor:
 
 
 def ascents(key: Key) -> dict[str, Ascent]:
-    """Run both from one start on the same points."""
+    """Run both from the same start on the same points."""
     rows = points(key)
     return {name: _ascent(rows, factors) for name, factors in FACTORS.items()}
 
@@ -127,7 +127,7 @@ def _ascent(rows: Tensor, factors: Mapping[str, tuple[int, ...]]) -> Ascent:
 
 
 def _states() -> Tensor:
-    """The four values of (z_1, z_2), (4, 2)."""
+    """Return the four values of (z_1, z_2), (4, 2)."""
     return _tensor(((0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)))
 
 

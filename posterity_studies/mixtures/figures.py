@@ -11,6 +11,7 @@ from torch import Tensor
 from posterity.evidence import jensen
 from posterity.numerics.random import Key
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, RED, array, panels, plain, save
+from posterity_studies.frame import draw_all
 from posterity_studies.mixtures import bounds, prior
 from posterity_studies.mixtures import clusters as five
 from posterity_studies.mixtures.bounds import Curve, Jensen
@@ -27,11 +28,11 @@ SHOWN = (0, 1, 3)  # rounds with responsibilities, before the last
 CURVES = (BLUE, GREEN, RED)
 STEPS = 12  # rounds of the staircase
 GRID = 400
-RUG = -0.025  # where points are drawn below densities
+RUG = -0.025  # height at which points are drawn, below densities
 
 
 def points(study: Study, path: Path) -> None:
-    """The points with their classes and the densities of these; and without, with the mixture before and after EM."""
+    """Draw the points with their classes and densities; and unlabelled, with the mixture before and after EM."""
     grid = _grid(study.data)
     figure, (left, right) = panels(1, 2, size=(4.8, 3.3), sharex=True, sharey=True)
     densities = _weighted(grid, study.complete)
@@ -60,7 +61,7 @@ def points(study: Study, path: Path) -> None:
 
 
 def responsibilities(study: Study, path: Path) -> None:
-    """Points coloured by p(z = 1 | y), and its curve, at the start, after some rounds and at the end."""
+    """Draw p(z = 1 | y), with the points in its colours, at the start, after some rounds and at the end."""
     last = len(study.run.history) - 1
     rounds = [*(number for number in SHOWN if number < last), last]
     grid, height = _grid(study.data), Key(0).uniform((len(study.data.points),), torch.float64, "cpu")
@@ -94,7 +95,7 @@ def responsibilities(study: Study, path: Path) -> None:
 
 
 def bound(study: Study, path: Path) -> None:
-    """The log-likelihood over one mean with the bounds that touch it: that mean alone moving, and the rounds of EM."""
+    """Draw the log-likelihood over one mean with the bounds that touch it: for EM in that mean only, and for EM."""
     figure, axes = panels(2, 2, size=(4.7, 3.2))
     _touching(axes[0], study.one_mean, CURVES)
     axes[0].set_title(r"EM in $\mu_1$ alone: one log-likelihood, three bounds", fontsize=10)
@@ -105,9 +106,7 @@ def bound(study: Study, path: Path) -> None:
         panel.set_xlabel(r"$\mu_1$")
     for panel in axes[::2]:
         panel.set_ylabel("nats")
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    save(figure, path)
+    save(figure, path, legend_of=axes[0], ncols=4, fontsize=9)
 
 
 def _touching(panel: "Axes", curves: Sequence[Curve], colours: Sequence[str]) -> None:
@@ -146,7 +145,7 @@ def staircase(study: Study, path: Path) -> None:
 
 
 def inequality(study: Study, path: Path) -> None:
-    """Jensen's inequality for one point: the log of a mean above the mean of logs, and the gap as a KL over q."""
+    """Draw Jensen's inequality for one point: the log of a mean above the mean of logs, and the gap as a KL over q."""
     figure, (left, right) = panels(1, 2, size=(4.8, 3.6))
     result, chosen = study.jensen, bounds.CHOSEN
     ratios, mean = result.ratios.tolist(), float(result.joint.sum())
@@ -181,7 +180,7 @@ def inequality(study: Study, path: Path) -> None:
 
 
 def _gap(panel: "Axes", where: float, result: Jensen, upper: str, lower: str) -> None:
-    """The distance of the two sides of the inequality, as an arrow between two points."""
+    """Draw the gap of the inequality as an arrow between two points."""
     ends = (result.mean_log, result.log_mean)
     panel.annotate("", (where, ends[1]), (where, ends[0]), arrowprops={"arrowstyle": "<->", "color": GREEN, "lw": 1.6})
     for height, text, shift in zip(ends, (lower, upper), ((6, -9), (-6, 6)), strict=True):
@@ -191,7 +190,7 @@ def _gap(panel: "Axes", where: float, result: Jensen, upper: str, lower: str) ->
 
 
 def factorised(study: Study, path: Path) -> None:
-    """EM, whose bound touches, beside variational EM with a product for q, whose bound stays below by a KL."""
+    """Draw EM, whose bound touches, and variational EM with a factorised q, whose bound stays below by a KL."""
     figure, (left, right) = panels(1, 2, size=(4.8, 3.5))
     for (name, ascent), colour, other in zip(study.ascents.items(), (BLACK, BLUE), (ORANGE, BLUE), strict=True):
         left.plot(array(ascent.log_likelihood), color=colour, linewidth=2.0, label=f"{name}: log-likelihood")
@@ -221,7 +220,7 @@ def _table(where: Tensor, at: Values) -> Tensor:
 
 
 def _weighted(where: Tensor, at: Values) -> Tensor:
-    """p(y, z) at places (G,), (G, 2)."""
+    """Return p(y, z) at y (G,), (G, 2)."""
     return _table(where, at).exp()
 
 
@@ -239,7 +238,7 @@ ABOVE = 0.09  # nats above the lowest NLL that the enlarged panel shows
 
 
 def labels(study: Study, path: Path) -> None:
-    """The error of the means against the share of labels."""
+    """Draw the error of the means against the share of labels."""
     figure, (panel,) = panels(1, 1, size=(5.0, 3.2))
     rows = study.shares
     panel.errorbar(
@@ -260,11 +259,11 @@ def labels(study: Study, path: Path) -> None:
 
 
 def clusters(study: Study, path: Path) -> None:
-    """The rows with the components that stay alive, where starts end, and how many components there should be."""
+    """Draw the rows with the components that stay alive, the ends of the starts, and the number of components."""
     figure, (rows, ends, counts) = panels(1, 3, size=(4.1, 3.5))
     _ellipses(rows, study.clusters)
     below = {start.kind: [study.clusters.best - end for end in start.ends] for start in study.clusters.starts}
-    width = max(1.0, *(max(values) for values in below.values())) / BINS  # nats, also where all ends are the same
+    width = max(1.0, *(max(values) for values in below.values())) / BINS  # nats: least range of the ends
     for shift, (kind, values), colour in zip((0.0, 0.5), below.items(), (ORANGE, BLUE), strict=True):
         heights = torch.tensor(values).div(width).floor().clamp(max=BINS - 1).long().bincount(minlength=BINS)
         where = [(index + shift) * width for index in range(BINS)]
@@ -298,7 +297,7 @@ def clusters(study: Study, path: Path) -> None:
 
 
 def _ellipses(panel: "Axes", result: Clusters) -> None:
-    """The rows, and each component as the circles of one and two standard deviations."""
+    """Draw the rows, and each component as its contours at one and two standard deviations."""
     panel.scatter(array(result.rows[:, 0]), array(result.rows[:, 1]), s=5, color=GREY, linewidths=0)
     angle = torch.linspace(0.0, 6.2832, 100, dtype=torch.float64, device="cpu")
     circle = torch.stack([angle.cos(), angle.sin()], 1)
@@ -313,7 +312,7 @@ def _ellipses(panel: "Axes", result: Clusters) -> None:
 
 
 def priors(study: Study, path: Path) -> None:
-    """Test NLL over fixed scales of the prior, with what variational EM chose; on the right the same enlarged."""
+    """Draw test NLL over fixed prior scales, and the choices of variational EM; the right panel is enlarged."""
     figure, axes = panels(1, 2, size=(4.8, 3.4))
     for panel in axes:
         _scales(panel, study.priors)
@@ -322,9 +321,7 @@ def priors(study: Study, path: Path) -> None:
     axes[1].set_ylim(prior.noise_alone() - 0.02, min(nll.mean for nll in study.priors.fixed) + ABOVE)
     axes[1].set_title("The same, enlarged", fontsize=10)
     axes[0].set_title(f"{prior.ROWS} rows, network 1-{prior.HIDDEN}-1, Laplace posterior", fontsize=10)
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    save(figure, path)
+    save(figure, path, legend_of=axes[0], ncols=2, fontsize=9)
 
 
 def _scales(panel: "Axes", result: Priors) -> None:
@@ -366,7 +363,7 @@ def _scales(panel: "Axes", result: Priors) -> None:
 
 
 def draw(study: Study, folder: Path) -> list[str]:
-    """Draw every figure of the study into the folder, and give the names of the files."""
+    """Draw the figures of the study into the folder; return the names of the files."""
     figures = {
         "points.png": points,
         "responsibilities.png": responsibilities,
@@ -378,6 +375,4 @@ def draw(study: Study, folder: Path) -> list[str]:
         "clusters.png": clusters,
         "priors.png": priors,
     }
-    for name, figure in figures.items():
-        figure(study, folder / name)
-    return list(figures)
+    return draw_all(figures, study, folder)

@@ -15,7 +15,7 @@ from posterity.model import Density
 from posterity.numerics.random import Key
 from posterity_studies.mixtures.example import SHAPES, UNKNOWN, Sample, Values, log_joint, maximised, sample, values
 
-TRUTH = values(0.4, (1.2, -0.8), (0.64, 1.0))  # closer than in the pictures, so that labels have much to say
+TRUTH = values(0.4, (1.2, -0.8), (0.64, 1.0))  # closer than in the other figures, so that labels matter
 SHARES = (0.0, 0.05, 0.2, 1.0)
 REPLICATES = 200
 COUNT = 100
@@ -24,7 +24,7 @@ ROUNDS, TOLERANCE = 1000, 1e-9
 
 @dataclass(frozen=True)
 class Share:
-    """The error of the means with a share of labels: root of the mean square over both, mean over data sets."""
+    """The error of the means for a share of labels: root mean square over both means, averaged over data sets."""
 
     share: float
     error: float
@@ -32,7 +32,7 @@ class Share:
 
 
 def partly_labelled(key: Key) -> list[Share]:
-    """EM from the true values, so that the error comes from the data alone; the same data sets for every share.
+    """Run EM from the true values, so that only the data cause errors, on the same data sets for every share.
 
     All data sets run in one batch: the number of its data set is one of a restart's values, which no step changes.
     """
@@ -51,7 +51,7 @@ def partly_labelled(key: Key) -> list[Share]:
 
 
 class _Last(Callback):
-    """Keep theta of all restarts: a posterior holds the best alone."""
+    """Keeps theta of all restarts; the posterior has only the best."""
 
     theta: Tensor
 
@@ -60,7 +60,7 @@ class _Last(Callback):
 
 
 def _fitted(data: Sample) -> Tensor:
-    """The means (R, 2) that EM gives for each of R rows of points (R, N)."""
+    """Return the means (R, 2) that EM fits to each of R rows of points (R, N)."""
 
     def own(at: Values) -> Sample:
         rows = at["row"][..., 0].long()

@@ -41,7 +41,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Fit:
-    """What variational EM came to on one data set: scales of the prior in both layers, noise, test NLL."""
+    """The result of variational EM on one data set: prior scales of both layers, noise, test NLL."""
 
     scales: tuple[float, float]
     noise: float
@@ -50,7 +50,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What variational EM chose, over data sets: geometric means of the scales, mean noise and test NLL, and each fit.
+    """The choices of variational EM over data sets: geometric mean scales, mean noise and test NLL, and each fit.
 
     `above_best` is the test NLL minus the NLL of the fixed scale which is best on the test rows of the same data set.
     """
@@ -65,7 +65,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Priors:
-    """Test NLL of each fixed scale of the prior, and of what variational EM chose without held-out rows."""
+    """Test NLL of each fixed prior scale, and of the choices of variational EM without held-out rows."""
 
     fixed: tuple[Mean, ...]
     chosen: tuple[Chosen, ...]
@@ -96,7 +96,7 @@ def rows(count: int, key: Key) -> Pair:
 
 
 def noise_alone() -> float:
-    """The expected NLL of whoever knows the sine and the noise."""
+    """Return the expected NLL of the true density: sine and noise known."""
     return 0.5 * math.log(2.0 * math.pi * math.e * NOISE**2)
 
 
@@ -109,7 +109,7 @@ def problem(scale: float | Tensor, key: Key) -> Joint:
 
 
 def _fixed(train: Pair, test: Pair, key: Key) -> list[float]:
-    """Test NLL of each scale; their modes are found together."""
+    """Return the test NLL of each scale; their modes are fitted together."""
     joint = problem(torch.tensor(SCALES, dtype=torch.float64, device="cpu"), key)
     start = problem(FIRST, key).network.initial.expand(len(SCALES), -1)
     modes, _ = infer(MAP(STEPS, None, Adam(0.02), Cosine()), joint, train, start=start, progress=False)

@@ -1,4 +1,4 @@
-"""The study as a whole, and its numbers as one document."""
+"""The study: its run, its tables and its numbers as JSON."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from posterity_studies.rows import with_error
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """All that the study found."""
+    """The results of the study."""
 
     seed: int
     data: Sample
@@ -40,7 +40,7 @@ class Study:
     priors: Priors
 
     def claims(self) -> dict[str, bool]:
-        """What theory says of EM and of variational EM with a factorised q, and whether it is so here."""
+        """Claims of theory about EM and variational EM with a factorised q, and whether they hold here."""
         exact, product = self.ascents["EM"], self.ascents["variational EM"]
         small = 1e-9 * float(exact.log_likelihood.abs().max())
         return {
@@ -52,7 +52,7 @@ class Study:
         }
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         return {
             "seed": self.seed,
             "example": {
@@ -132,7 +132,7 @@ PARTS = (0.1, 0.2, 2.3, 4.4, 5.1, 1.7)
 
 
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
-    """Run the study; the seed fixes everything random."""
+    """Run the study; the seed determines all random numbers."""
     key = Key(settings.seed)
     report("EM in one dimension")
     data = example.sample(example.COUNT, example.TRUTH, key.fold("points"))
@@ -168,7 +168,7 @@ def _numbers(values: Values) -> dict[str, list[float]]:
 
 
 def _listed(value: Any) -> Any:
-    """The same with lists for tuples, as JSON gives them back."""
+    """Return the value with lists in place of tuples, as JSON reads it back."""
     if isinstance(value, dict):
         return {name: _listed(item) for name, item in value.items()}
     return [_listed(item) for item in value] if isinstance(value, (tuple, list)) else value

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posterity.report.canvas import BLACK, BLUE, array, gentle, panels, plain, save
+from posterity_studies.frame import draw_all
 from posterity_studies.moons.fits import axes as grid_axes
 from posterity_studies.moons.study import METRICS, Study
 
@@ -17,11 +18,8 @@ SHOWN = ("test_nll", "calibration_error", "entropy_on_the_data", "entropy_on_the
 
 
 def draw(study: Study, folder: Path) -> list[str]:
-    """Draw every figure of the study into the folder, and give the names of the files."""
-    figures = {"entropy.png": _entropy, "probability.png": _probability, "scores.png": _scores}
-    for name, figure in figures.items():
-        figure(study, folder / name)
-    return list(figures)
+    """Draw the figures of the study into the folder; return the names of the files."""
+    return draw_all({"entropy.png": _entropy, "probability.png": _probability, "scores.png": _scores}, study, folder)
 
 
 def _entropy(study: Study, path: Path) -> None:
@@ -33,7 +31,7 @@ def _probability(study: Study, path: Path) -> None:
 
 
 def _maps(study: Study, path: Path, kind: str, colours: "Colormap", highest: float, label: str) -> None:
-    """A number of every method over the plane, on one scale of colours from 0 to `highest`; with the line p = 0.5."""
+    """Draw a map of every method on one colour scale from 0 to `highest`; maps of p have the line p = 0.5."""
     seed = study.found[0]
     first, second = grid_axes()
     extent = (float(first[0]), float(first[-1]), float(second[0]), float(second[-1]))

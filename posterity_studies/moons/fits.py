@@ -27,7 +27,7 @@ from posterity_studies.options import Report, silent
 
 ROWS, NOISE = 500, 0.1
 HIDDEN = 50
-RATE = 0.2  # of dropout, which is off but under MC dropout
+RATE = 0.2  # of dropout, which only MC dropout uses
 STEPS = 2000
 MEMBERS = 5
 DRAWS = 200
@@ -54,7 +54,7 @@ def methods() -> Mapping[str, tuple[Method, ...]]:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """What a method gave: scores on the test rows, entropies (N,) on training rows and (POINTS,) on the ring."""
+    """The result of a method: scores on the test rows, entropies (N,) on training rows and (POINTS,) on the ring."""
 
     test_nll: float
     test_accuracy: float
@@ -67,7 +67,7 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class Seed:
-    """The rows of a seed, and what each method made of them."""
+    """The rows of a seed, and the fit of each method."""
 
     data: DataSet
     fits: dict[str, Fit]
@@ -94,7 +94,7 @@ def problem(data: DataSet, seed: int) -> Joint:
 
 
 def fits(seed: int, *, with_maps: bool = False, report: Report = silent) -> Seed:
-    """Fit every method; the seed fixes rows, first weights and all else that is random."""
+    """Fit every method; the seed determines rows, first weights and all other random numbers."""
     data = two_moons(ROWS, NOISE, seed)
     done: dict[tuple[Method, ...], Posterior] = {}
     for number, (name, stages) in enumerate(tracked([*methods().items()], "methods"), start=1):

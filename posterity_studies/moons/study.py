@@ -1,4 +1,4 @@
-"""The study as a whole: means and intervals over seeds, and its numbers as one document."""
+"""The study: means and intervals over seeds, its tables and its numbers as JSON."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from posterity_studies.options import Report, Settings, silent
 
 SEEDS = 5
 QUANTILE = 2.7764451  # 0.975 of Student's t with SEEDS - 1 degrees of freedom
-NOTHING = 1e-6  # nats: of entropies below it, which of them is the larger means nothing
+NOTHING = 1e-6  # nats: the order of entropies below it means nothing
 METRICS = {
     "test_nll": "test NLL",
     "nll_minus_map": "test NLL minus MAP's",
@@ -45,7 +45,7 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """All that the study found: the seeds, and the rows and fits of each."""
+    """The results: the seeds, and the rows and fits of each."""
 
     seeds: tuple[int, ...]
     found: tuple[Seed, ...]
@@ -61,7 +61,7 @@ class Study:
         }
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         methods = moon_fits.methods()
         return {
             "seeds": list(self.seeds),

@@ -1,4 +1,4 @@
-"""The figures of the study: accuracy against lambda, pruning, and penalties beside the KL of their priors."""
+"""The figures of the study: accuracy against lambda, pruning, and penalties with the KL to their priors."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -8,7 +8,7 @@ import torch
 from posterity.numerics.layout import Layout
 from posterity.penalties import L1, GroupLasso, Penalty, SquaredL2
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, array, panels, plain, save
-from posterity_studies.frame import shades
+from posterity_studies.frame import mean_curve, shades
 from posterity_studies.penalties.grid import Row, rows_of
 from posterity_studies.penalties.runs import HELD_OUT, TRAINING
 from posterity_studies.penalties.study import Study
@@ -160,7 +160,7 @@ def step_sizes(study: Study, path: Path) -> None:
 
 
 def _panel_each(study: Study, **options: Any) -> tuple["Figure", list["Axes"]]:
-    """A panel for each penalty, with its formula above."""
+    """Return a panel for each penalty, with its formula above."""
     count = len(study.parts)
     columns = min(count, 4)
     figure, axes = panels(-(-count // columns), columns, size=(3.4, 3.0), **options)
@@ -172,7 +172,7 @@ def _panel_each(study: Study, **options: Any) -> tuple["Figure", list["Axes"]]:
 
 
 def pruning(study: Study, path: Path) -> None:
-    """Test accuracy against the filters, and against the weights, that are left; of fits that kept all the best."""
+    """Draw test accuracy against the remaining filters and weights; of fits that kept all filters only the best."""
     from matplotlib.ticker import NullFormatter
 
     figure, axes = panels(1, 2, size=(4.6, 3.4), sharey=True)
@@ -224,18 +224,12 @@ def pairs(path: Path) -> None:
 
 
 def _curve(axis: "Axes", where: list[float], rows: list[Row], colour: str, style: str) -> None:
-    """Means with a band of a standard deviation over seeds to either side."""
-    means = [100 * row.scores["accuracy"][0] for row in rows]
-    axis.plot(where, means, color=colour, linestyle=style, linewidth=1.6, marker="o", markersize=3.5)
-    if any(row.scores["accuracy"][1] for row in rows):
-        spreads = [100 * (row.scores["accuracy"][1] or 0.0) for row in rows]
-        low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
-        high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-        axis.fill_between(where, low, high, color=colour, alpha=0.15, linewidth=0)
+    scores = [(100 * mean, 100 * (spread or 0.0)) for mean, spread in (row.scores["accuracy"] for row in rows)]
+    mean_curve(axis, where, scores, 0.15, color=colour, linestyle=style, linewidth=1.6, markersize=3.5)
 
 
 def _told_below(axis: "Axes", theory: Row | None, low: float, right: bool) -> None:
-    """The accuracy at lambda_Th as a number beside the line, where it lies below the frame."""
+    """Write the accuracy at lambda_Th as a number if it lies below the panel."""
     if theory is None or 100 * theory.scores["accuracy"][0] >= low:
         return
     words, panel = f"{100 * theory.scores['accuracy'][0]:.1f} ↓", (4 if right else -4, 4)
@@ -244,14 +238,14 @@ def _told_below(axis: "Axes", theory: Row | None, low: float, right: bool) -> No
 
 
 def _pruned(rows: list[Row]) -> list[Row]:
-    """Rows that lost filters, and before them the one of the best held-out accuracy among those that lost none."""
-    whole = [row for row in rows if row.scores["filters_left"][0] == 1.0]
-    best = max(whole, key=lambda row: row.scores["held_out_accuracy"][0], default=None)
-    return [row for row in rows if row is best or row not in whole]
+    """Return the row with the best held-out accuracy among those that kept all filters, then those that lost some."""
+    unpruned = [row for row in rows if row.scores["filters_left"][0] == 1.0]
+    best = max(unpruned, key=lambda row: row.scores["held_out_accuracy"][0], default=None)
+    return [row for row in rows if row is best or row not in unpruned]
 
 
 def _frame(levels: list[float]) -> tuple[float, float]:
-    """Limits that show differences among the good fits: the worst are cut off where they lie far below."""
+    """Set limits that show differences among good fits; fits far below are cut off."""
     high, middle = max(levels), sorted(levels)[len(levels) // 2]
     low = max(min(levels), high - 6 * max(high - middle, 0.5))
     room = 0.08 * (high - low) + 0.05

@@ -1,4 +1,4 @@
-"""Which fits the study makes of a penalty: all of its grid, or a search in short runs and long ones around the best."""
+"""The fits of a penalty: its whole grid, or a search in short runs and long runs around the best."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from posterity.inference.sweep import Result
 from posterity.penalties import lambda_theory
-from posterity_studies.grids import mean_and_spread, nearest
+from posterity_studies.grids import nearest, over_seeds
 from posterity_studies.penalties.problem import Cell, Problem
 from posterity_studies.penalties.settings import Settings
 
-SPACING = 10.0**0.5  # between a lambda and those beside it
+SPACING = 10.0**0.5  # ratio of neighbouring lambdas
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Row:
 
 
 def rows_of(results: Iterable[Result[Cell]], penalty: str, setup: str, exchange: float, num_data: int) -> list[Row]:
-    """The lambdas of a penalty in a setup that have fits, ascending; `exchange` is that of its `Problem`."""
+    """Return a row for each lambda of a penalty in a setup with fits, ascending; `exchange` as in `Problem`."""
     fits: dict[float, dict[float, list[dict[str, float]]]] = {}
     for result in results:
         if (result.cell.penalty, result.cell.setup) == (penalty, setup):
@@ -41,30 +41,26 @@ def rows_of(results: Iterable[Result[Cell]], penalty: str, setup: str, exchange:
     for ratio, by_step in sorted(fits.items()):
         relative = ratio if setup == "bayesian" else ratio / exchange
         tried = [
-            Row(penalty, setup, ratio, step_size, ratio * lambda_theory(num_data), relative, len(own), _over_seeds(own))
+            Row(penalty, setup, ratio, step_size, ratio * lambda_theory(num_data), relative, len(own), over_seeds(own))
             for step_size, own in sorted(by_step.items())
         ]
-        most = max(row.seeds for row in tried)  # a step size at which a seed diverged is none to choose
+        most = max(row.seeds for row in tried)  # a step size at which a seed diverged cannot be chosen
         rows.append(max((row for row in tried if row.seeds == most), key=on_held_out))
     return rows
 
 
-def _over_seeds(fits: Sequence[dict[str, float]]) -> dict[str, tuple[float, float | None]]:
-    return {key: mean_and_spread([scores[key] for scores in fits]) for key in fits[0]}
-
-
 def on_held_out(row: Row) -> tuple[float, float]:
-    """Accuracy and minus NLL on held-out rows, by which rows are compared."""
+    """Return accuracy and minus NLL on held-out rows, by which rows are compared."""
     return row.scores["held_out_accuracy"][0], -row.scores["held_out_nll"][0]
 
 
 def best_of(rows: Sequence[Row]) -> Row | None:
-    """The row at lambda*, chosen on held-out rows: the highest mean accuracy, of equals the least NLL."""
+    """Return the row at lambda*: the highest mean accuracy on held-out rows, then the lowest NLL."""
     return max(rows, key=on_held_out, default=None)
 
 
 def neighbours(ratio: float, ratios: Sequence[float]) -> tuple[float, float]:
-    """The next of `ratios` below and above, or half a power of ten away where there is none.
+    """Return the next of `ratios` below and above, or half a power of ten away if there is none.
 
     What is 1 but for a rounded `ratio` is 1, lambda_Th itself.
 
@@ -88,7 +84,7 @@ class Grid:
     settings: Settings
 
     def all(self, epochs: int, seeds: int) -> list[Cell]:
-        """All lambdas and step sizes, by seed, setup and lambda."""
+        """Return cells of all lambdas and step sizes, by seed, setup and lambda."""
         return [
             Cell(self.problem.penalty, setup, ratio, step_size, epochs, seed)
             for seed in range(seeds)
@@ -98,7 +94,7 @@ class Grid:
         ]
 
     def around(self, search: Sequence[Result[Cell]]) -> list[Cell]:
-        """The best lambda of each setup in a search, those to either side, and lambda_Th, with the best step sizes."""
+        """Return cells at each setup's best lambda of a search, its neighbours and lambda_Th, by best step size."""
         cells = []
         for setup in self.settings.setups:
             rows = self._rows(search, setup)
@@ -114,7 +110,7 @@ class Grid:
     def beyond(
         self, fitted: Sequence[Result[Cell]], tried: Iterable[Cell], search: Sequence[Result[Cell]]
     ) -> list[Cell]:
-        """The lambdas to either side of lambda* that are not among those `tried`."""
+        """Return the neighbours of lambda* that are not in `tried`."""
         cells, known = [], list(tried)
         for setup in self.settings.setups:
             best = best_of(self._rows(fitted, setup))
@@ -124,12 +120,12 @@ class Grid:
         return cells
 
     def _at(self, setup: str, ratio: float, search: Sequence[Row]) -> list[Cell]:
-        """All seeds of a lambda, with the step size that was best at the nearest of a search, else with each."""
+        """Return cells of a lambda by seed, at the best step size of the nearest searched lambda, or at each."""
         step_sizes = self.settings.actual_step_sizes
         if search:
             best = best_of(search)
             assert best is not None
-            centre = best.ratio  # of two that are as near, the one on its side
+            centre = best.ratio  # of two equally near lambdas take the one nearer to the best
             near = min(search, key=lambda row: (round(_apart(row.ratio, ratio), 6), _apart(row.ratio, centre)))
             step_sizes = (near.step_size,)
         epochs, seeds = self.settings.actual_epochs, range(self.settings.seeds)
@@ -144,7 +140,7 @@ class Grid:
 
 
 def missing(best: Row | None, ratios: Sequence[float], settings: Settings) -> list[float]:
-    """The ratios beside lambda* that have not been tried: after a search the nearest, else any beyond its end.
+    """Return the untried ratios next to lambda*: after a search its neighbours, else those beyond the end of the grid.
 
     A single lambda that was asked for has none beside it.
     """
@@ -155,5 +151,5 @@ def missing(best: Row | None, ratios: Sequence[float], settings: Settings) -> li
 
 
 def _apart(left: float, right: float) -> float:
-    """Distance on the scale of logarithms."""
+    """Return the distance of the logarithms."""
     return abs(math.log(left / right))

@@ -85,12 +85,12 @@ class Rows:
 
 
 def read(settings: Settings) -> Rows:
-    """The images; BadData where the data set is absent, ValueError where it has fewer than are asked for."""
-    whole = cifar10() if settings.data == "cifar-10" else mnist(name=settings.data)
-    count = round(len(whole.train) / 10) if settings.held_out is None else settings.held_out
-    train, held = split_rows(whole, rows=settings.rows, held_out=count, seed=settings.seed)
+    """Read the images; raise BadData without the data set, ValueError if it has fewer images than the settings."""
+    data = cifar10() if settings.data == "cifar-10" else mnist(name=settings.data)
+    count = round(len(data.train) / 10) if settings.held_out is None else settings.held_out
+    train, held = split_rows(data, rows=settings.rows, held_out=count, seed=settings.seed)
     assert held is not None
-    assert whole.classes is not None
+    assert data.classes is not None
     mean, scale = moments(train.inputs, "Use other data.")
     around = max(0, settings.architecture.side - train.inputs.shape[-1]) // 2
 
@@ -98,7 +98,7 @@ def read(settings: Settings) -> Rows:
         images = F.pad(labelled_data.inputs, (around,) * 4) if around else labelled_data.inputs
         return LabelledData(((images - mean) / scale).to(settings.device), labelled_data.targets.to(settings.device))
 
-    return Rows(part(train), part(held), part(whole.test), len(whole.classes))
+    return Rows(part(train), part(held), part(data.test), len(data.classes))
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Cell:
     seed: int
 
     def path(self, folder: Path) -> Path:
-        """Its file in the folder of the study."""
+        """Return its file in the folder of the study."""
         names = f"ratio-{self.ratio:.12g}", f"step-size-{self.step_size:g}", f"epochs-{self.epochs}"
         return folder.joinpath("runs", self.penalty, self.setup, *names, f"seed-{self.seed}.json")
 
@@ -122,13 +122,13 @@ class Cell:
 
     @property
     def steps(self) -> str:
-        """Step size and length of the run, in words."""
+        """Describe the step size and length of the run."""
         return f"step size {self.step_size:g}, {self.epochs} epoch{'s' * (self.epochs > 1)}"
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A penalty: the network, lambda_l by setup and name, and by how much the Bayesian ones weigh more.
+    """A penalty: the network, lambda_l by setup and name, and the relative weight `exchange` of the Bayesian ones.
 
     `exchange` is sum of lambda_l r(w_l) at the first weights of the first seed under the Bayesian lambda_l, over the
     same under the usual ones.
@@ -142,7 +142,7 @@ class Problem:
 
     @property
     def num_data(self) -> int:
-        """n."""
+        """Number n of training rows."""
         return len(self.rows.train)
 
     def ratios(self, setup: str, settings: Settings) -> tuple[float, ...]:
@@ -154,11 +154,11 @@ class Problem:
         return merged([strength / theory for strength in settings.lambdas or matched])
 
     def relative(self, cell: Cell) -> float:
-        """The penalty of the first weights over that in the Bayesian setup at lambda_Th: there the ratio itself."""
+        """Return the penalty of the first weights, divided by its value in the Bayesian setup at lambda_Th."""
         return cell.ratio if cell.setup == "bayesian" else cell.ratio / self.exchange
 
     def joint(self, cells: Sequence[Cell]) -> Joint:
-        """The joint of one fit, or with a member for each of several."""
+        """Return the joint of one fit, or one with a member for each of several fits."""
         rules: dict[str, Prior | ScaleRule] = {}
         for name in self.factors["bayesian"]:
             rates = [cell.ratio * self.factors[cell.setup][name] for cell in cells]
@@ -167,7 +167,7 @@ class Problem:
         return Joint(self.module, Categorical(), Layerwise({**rules, "*": WIDE}), self.num_data)
 
     def start(self, seeds: Sequence[int], settings: Settings) -> Tensor:
-        """First weights, (P,) for one seed or a row for each."""
+        """Return first weights, (P,) or (seeds, P)."""
         network = self.joint([Cell(self.penalty, "bayesian", 1.0, 0.1, 1, 0)]).network
         key = Key(settings.seed).fold("penalties").fold("start")
         fresh = network.fresh if settings.batch_norm else partial(_he, self.module, network)
@@ -175,7 +175,7 @@ class Problem:
 
 
 def problem(penalty: str, rows: Rows, settings: Settings) -> Problem:
-    """The problem of a penalty."""
+    """Return the problem of a penalty."""
     kind = PENALTIES[penalty]
     with torch.random.fork_rng(devices=[]):  # unused weights: every fit draws its own
         torch.default_generator.manual_seed(0)
@@ -196,7 +196,7 @@ def problem(penalty: str, rows: Rows, settings: Settings) -> Problem:
 
 
 def _he(module: nn.Module, network: Network, key: Key) -> Tensor:
-    """Weights (P,) of variance 2 / fan-in, drawn on the CPU to be the same wherever the network is; biases 0."""
+    """Draw weights (P,) of variance 2 / fan-in and zero biases, on the CPU: the same on every device."""
     weights = penalised(module)
     pieces = []
     for part in network.layout:

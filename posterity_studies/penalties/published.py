@@ -1,4 +1,4 @@
-"""The authors' numbers."""
+"""Published accuracies of the authors of the penalties."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Published:
     log_ratio: float | None = None
 
     def difference(self, best: float, at_theory: float | None) -> dict[str, float | None]:
-        """Accuracies in per cent less these."""
+        """Return accuracies in per cent minus the published ones."""
         theory = None if self.at_theory is None or at_theory is None else at_theory - self.at_theory
         return {"best": best - self.best, "at_theory": theory}
 

@@ -1,4 +1,4 @@
-"""Fits of a penalty at once, for all lambdas, setups and seeds; and the scores of a fit."""
+"""Joint fits of a penalty for all lambdas, setups and seeds, and the scores of a fit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,14 +27,14 @@ from posterity_studies.penalties.settings import Settings
 from posterity_studies.rows import depends_on, own_orders
 
 ROWS = 2048  # of a chunk of predictions
-COMPARED = 256  # test images that the smaller module is tried on
+COMPARED = 256  # test images on which the pruned module is compared
 VANISHED = "vanished "  # before the name of a layer
 HELD_OUT, TRAINING = "held_out_accuracy", "training_accuracy"  # curves
 LOOKS = 10  # points of a curve
 
 
 def scores(posterior: Point, rows: Rows) -> dict[str, float]:
-    """Accuracy and NLL on test and held-out rows; zeros and filters that vanished; whether the smaller module agrees.
+    """Return accuracy and NLL on test and held-out rows, zeros, vanished filters, and the error of the pruned module.
 
     `zeros` is the share of penalised weights that are exactly zero, `filters_left` and `weights_left` are shares of the
     hidden units and of all weights that `pruned` keeps, `vanished <layer>` counts the units that it removes, and
@@ -60,7 +60,7 @@ def scores(posterior: Point, rows: Rows) -> dict[str, float]:
 
 
 def prediction_scores(posterior: Point, rows: LabelledData, prefix: str = "") -> dict[str, float]:
-    """Accuracy, NLL and expected calibration error on some rows."""
+    """Return accuracy, NLL and expected calibration error on some rows."""
     predictive = _predicted(posterior, rows.inputs)
     return {
         f"{prefix}accuracy": metrics.accuracy(predictive, rows.targets),
@@ -81,7 +81,7 @@ def _predicted(posterior: Point, images: Tensor) -> Predictive:
 
 
 class Accuracies(Callback):
-    """Records accuracies on held-out rows, and on as many training rows, at ten steps of a run, for each member."""
+    """Records the accuracy of each member on held-out rows, and on as many training rows, at ten steps of a run."""
 
     def __init__(self, rows: Rows) -> None:
         inputs, targets = (part[: len(rows.held_out)] for part in rows.train.pair)
@@ -105,7 +105,7 @@ class Accuracies(Callback):
 
 
 def _accuracy(module: nn.Module, rows: LabelledData) -> float:
-    """Also of outputs that are not finite, at which the run itself stops."""
+    """Return accuracies, also for outputs that are not finite, at which the run itself stops."""
     batches = zip(torch.split(rows.inputs, ROWS), torch.split(rows.targets, ROWS), strict=True)
     right = sum((module(inputs).argmax(-1) == targets).sum() for inputs, targets in batches)
     return float(right) / len(rows)
@@ -137,7 +137,7 @@ class Runs(Sweep[Cell]):
 
     @property
     def searches(self) -> bool:
-        """Whether these are the short runs that choose lambdas and step sizes."""
+        """Whether these are the short runs by which lambdas and step sizes are chosen."""
         return self.epochs != self.settings.actual_epochs
 
     def callbacks(self) -> Sequence[Callback]:
@@ -147,7 +147,7 @@ class Runs(Sweep[Cell]):
         return depends_on(cell, self.settings, inference=self._method, **{"training rows": self.fingerprint})
 
     def room(self, cells: Sequence[Cell]) -> bool:
-        """Whether there is memory for these fits at once, in each of the processes."""
+        """Return whether there is memory for these fits together, in each of the processes."""
         memory = plan(self._method, self.problem.joint(cells), self._rows)
         return memory.has_room(self.jobs * memory.total)
 
@@ -184,7 +184,7 @@ class Runs(Sweep[Cell]):
 
     @contextmanager
     def setting(self) -> Iterator[None]:
-        """Convolutions of a GPU by the fastest kernel, tried out at the first step, and in bfloat16 if asked for.
+        """Let a GPU choose the fastest convolution kernels at the first step, in bfloat16 with --precision bf16.
 
         The kernel that cuDNN takes without a trial is a slow one for some layers of members of VGG-19. No cache of
         weights in bfloat16, which recorded steps would keep.
@@ -199,7 +199,7 @@ class Runs(Sweep[Cell]):
 
 
 def fit_there(settings: Settings, penalty: str, group: Sequence[Cell], folder: Path) -> tuple[Fits, list[str]]:
-    """Fit a group in a process of its own, and return its results and its progress lines."""
+    """Fit a group in a worker process; return its results and its progress lines."""
     rows, fingerprint = _read(settings)
     lines: list[str] = []
     own = problem(penalty, rows, settings)
@@ -209,6 +209,6 @@ def fit_there(settings: Settings, penalty: str, group: Sequence[Cell], folder: P
 
 @lru_cache(maxsize=1)
 def _read(settings: Settings) -> tuple[Rows, str]:
-    """The rows, once in each process."""
+    """Read the rows, once in each process."""
     rows = read(settings)
     return rows, as_data(rows.train.pair).fingerprint()

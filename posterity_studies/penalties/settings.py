@@ -23,7 +23,7 @@ RATIOS = log_grid(10.0**-3, 10.0**0.5, 8)
 
 @dataclass(frozen=True)
 class Settings:
-    """What is asked for; None, and an empty tuple, stand for what is usual with the network and the data set.
+    """Settings of the study; None and () are replaced by defaults for the network and the data set.
 
     A fit minimises the mean of -log p over n training rows plus lambda sum over l of lambda_l r(w_l), l the
     convolutions and linear layers; other tensors have the prior N(0, 10^2). Setup "bayesian": lambda_l with which a
@@ -106,7 +106,7 @@ class Settings:
     def __post_init__(self) -> None:
         o.check(self)
         if self.lambdas and "usual" not in self.setups:
-            raise ValueError("--lambdas are those of the setup 'usual', which is not asked for. Use --ratios.")
+            raise ValueError("--lambdas is for the setup 'usual', which is not asked for. Use --ratios.")
         if self.search_epochs is not None and self.search_epochs >= self.actual_epochs:
             raise ValueError(
                 f"--search-epochs must be fewer than the {self.actual_epochs} of --epochs. Got {self.search_epochs}."
@@ -119,7 +119,7 @@ class Settings:
 
     @property
     def architecture(self) -> "Architecture":
-        """The network, with what is usual for these images."""
+        """The network, with the defaults for these images."""
         from posterity_studies.penalties.problem import ARCHITECTURES, SMALL
 
         return SMALL if self.net == "cvnn" and self.data != "cifar-10" else ARCHITECTURES[self.net]
@@ -141,12 +141,12 @@ class Settings:
 
     @property
     def actual_step_sizes(self) -> tuple[float, ...]:
-        """The largest step sizes to choose from, ascending; without batch norm a long one leads astray."""
+        """The largest step sizes to choose from, ascending; large ones fail without batch norm."""
         return merged(self.step_size or ((0.1 if self.batch_norm else 0.02),))
 
     @property
     def augmentation(self) -> "Augmentation | None":
-        """What changes training images: crop and flip for CIFAR-10 unless told otherwise, crop alone for others."""
+        """The augmentation: by default crop and flip for CIFAR-10, and crop for other data sets."""
         from posterity.model.augmentation import Compose, Crop, Flip
 
         wanted = self.data == "cifar-10" if self.augment is None else self.augment
@@ -155,15 +155,15 @@ class Settings:
         return Compose((Crop(4), Flip())) if self.data == "cifar-10" else Crop(2)
 
     def config(self) -> dict[str, Any]:
-        """The settings as JSON."""
+        """Return the settings as JSON."""
         return as_json(self)
 
     def common(self) -> dict[str, Any]:
-        """The settings on which the numbers of a single fit depend."""
+        """Return the settings that determine a single fit."""
         return identity(self) | {"width": self.actual_width, "augment": repr(self.augmentation)}
 
     def inference(self, penalty: str, num_data: int, step_size: float, epochs: int) -> "MAP":
-        """The method of every fit with a penalty on so many rows, with this largest step size and so many passes."""
+        """Return the method for a penalty on so many rows, with this largest step size and so many passes."""
         from posterity.methods import MAP
         from posterity.optim.optimizer import SGD
         from posterity.optim.schedules import Cosine

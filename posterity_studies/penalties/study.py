@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Study:
-    """All that the study found: n, the penalties, a result for each fit, and the fits that diverged.
+    """The results: n, the penalties, a result for each fit, and the fits that diverged.
 
     `search` are the short runs that chose lambdas and step sizes, if any.
     """
@@ -52,33 +52,33 @@ class Study:
     search: tuple[Result[Cell], ...] = ()
 
     def rows(self, penalty: str, setup: str) -> list[Row]:
-        """The lambdas of a penalty in a setup, ascending, without those that have no fit; none of a setup not run."""
+        """Return a row for each lambda of a penalty in a setup that has fits, ascending."""
         part = next(part for part in self.parts if part.penalty == penalty)
         return rows_of(self.results, penalty, setup, part.exchange, self.num_data)
 
     def best(self, penalty: str, setup: str) -> Row | None:
-        """The row at lambda*."""
+        """Return the row at lambda*."""
         return best_of(self.rows(penalty, setup))
 
     def at_theory(self, penalty: str, setup: str) -> Row | None:
-        """The row at lambda_Th, which the Bayesian setup has."""
+        """Return the row of the Bayesian setup at lambda_Th."""
         if setup != "bayesian":
             return None
         return next((row for row in self.rows(penalty, setup) if row.ratio == 1.0), None)
 
     @property
     def tunes_steps(self) -> bool:
-        """Whether each lambda has a step size of its own."""
+        """Whether the step size is chosen for each lambda."""
         return len(self.settings.actual_step_sizes) > 1
 
     def at_end(self, row: Row) -> bool:
-        """Whether a row has no other lambda on one side, so that the best may lie beyond."""
+        """Return whether a row is at an end of its lambdas, so that the best may lie beyond."""
         cells = (*(result.cell for result in self.results), *self.failed)
         ratios = {cell.ratio for cell in cells if (cell.penalty, cell.setup) == (row.penalty, row.setup)}
         return bool(missing(row, sorted(ratios), self.settings))
 
     def fits(self, row: Row) -> list[Result[Cell]]:
-        """The fits of a row, one for each seed."""
+        """Return the fits of a row, one for each seed."""
         wanted = (row.penalty, row.setup, row.ratio, row.step_size)
         return [
             result
@@ -87,7 +87,7 @@ class Study:
         ]
 
     def sparsest(self, penalty: str) -> Row | None:
-        """The row with the fewest filters of those within 0.3 points of the penalty's best held-out accuracy."""
+        """Return the row with the fewest filters within 0.3 points of the penalty's best held-out accuracy."""
         rows = [row for setup in self.settings.setups for row in self.rows(penalty, setup)]
         if not rows:
             return None
@@ -96,11 +96,11 @@ class Study:
         return min(close, key=lambda row: (row.scores["filters_left"][0], -on_held_out(row)[0]))
 
     def published(self, penalty: str, setup: str) -> Published | None:
-        """The authors' numbers, for CIFAR-10."""
+        """Return the published numbers, for CIFAR-10."""
         return PUBLISHED.get((self.settings.net, setup, penalty)) if self.settings.data == "cifar-10" else None
 
     def notes(self) -> list[str]:
-        """What the study shows, in a few lines."""
+        """Return the results in a few lines."""
         lines = []
         for part in self.parts:
             for setup in self.settings.setups:
@@ -129,11 +129,11 @@ class Study:
         return lines + [f"{cell}: diverged, no result" for cell in self.failed]
 
     def _difference(self, row: Row, key: str = "pruned_difference") -> float:
-        """The largest over the seeds of a row."""
+        """Return the largest error of the pruned module over the seeds of a row."""
         return max(fit.scores[key] for fit in self.fits(row))
 
     def table(self) -> list[dict[str, Any]]:
-        """A line for each penalty and setup: what is at lambda* and at lambda_Th, and the authors' numbers."""
+        """Return a line for each penalty and setup: results at lambda* and at lambda_Th, and published ones."""
         results = []
         for part in self.parts:
             for setup in self.settings.setups:
@@ -161,7 +161,7 @@ class Study:
         return results
 
     def shown_fits(self) -> list[Result[Cell]]:
-        """The fits at lambda* and at lambda_Th, whose learning curves are shown."""
+        """Return the fits at lambda* and at lambda_Th, whose learning curves are shown."""
         rows = [
             row
             for part in self.parts
@@ -172,7 +172,7 @@ class Study:
         return [fit for index, row in enumerate(rows) if row not in rows[:index] for fit in self.fits(row)]
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         settings = self.settings
         sparsest = [row for part in self.parts if (row := self.sparsest(part.penalty)) is not None]
         rows = [row for part in self.parts for setup in settings.setups for row in self.rows(part.penalty, setup)]
@@ -212,7 +212,10 @@ class Study:
             "penalties": [asdict(part) for part in self.parts],
             "rows": [row_as_json(row) for row in rows],
             "learning_curves": [{**asdict(fit.cell), **fit.curves} for fit in self.shown_fits()],
-            "search": [{**asdict(result.cell), **_chosen_by(result)} for result in self.search],
+            "search": [
+                {**asdict(result.cell), **{key: result.scores[key] for key in ("held_out_accuracy", "held_out_nll")}}
+                for result in self.search
+            ],
             "fits": [{**asdict(result.cell), **result.scores, "seconds": result.seconds} for result in self.results],
             "diverged": [asdict(cell) for cell in self.failed],
             "notes": self.notes(),
@@ -220,7 +223,7 @@ class Study:
 
 
 def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | None = None) -> Study:
-    """Run the study, or the part of it that `folder` does not hold yet; `report` is told a line about each fit.
+    """Run the study, or the part of it that `folder` does not hold yet; `report` gets a line about each fit.
 
     `rows` are what `read` gives, which is called without them. Lambdas, setups and seeds of a penalty and step size
     train together, as members, in groups for which there is memory, or in so many that `settings.jobs` processes have
@@ -241,7 +244,7 @@ def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | 
         more = [cell for grid in grids for cell in grid.beyond(results, cells, search)]
         cells = cells + more
         results = fits.of(cells) if more else results
-    for runs in fits.begun:  # not before: each run knows only its own cells, and would remove what others left
+    for runs in fits.begun:  # only now: a single run knows only its own cells, and would remove files of others
         runs.remove_checkpoints()
     parts = [
         Part(name, {setup: dict(factors) for setup, factors in own.factors.items()}, own.exchange)
@@ -253,7 +256,7 @@ def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | 
 
 @dataclass
 class _Fits:
-    """Fits of cells, each once, and the cells whose fits diverged."""
+    """Fits each cell once, and keeps the cells whose fits diverged."""
 
     problems: dict[str, Problem]
     settings: Settings
@@ -265,7 +268,7 @@ class _Fits:
     begun: list[Runs] = field(default_factory=list)
 
     def of(self, cells: Sequence[Cell]) -> list[Result[Cell]]:
-        """The results of the cells that have some, in their order."""
+        """Return the results of these cells, in order, without diverged ones."""
         wanted = [cell for cell in cells if cell not in self.known and cell not in self.failed]
         runs = self._runs(wanted)
         for own, its in runs.items():
@@ -292,7 +295,7 @@ class _Fits:
         return [self.known[cell] for cell in cells if cell in self.known]
 
     def _runs(self, cells: Sequence[Cell]) -> dict[Runs, list[Cell]]:
-        """The cells by penalty, step size and length: these run together."""
+        """Group cells by penalty, step size and length; a group runs together."""
         groups: dict[tuple[str, float, int], list[Cell]] = {}
         for cell in cells:
             groups.setdefault((cell.penalty, cell.step_size, cell.epochs), []).append(cell)
@@ -375,8 +378,3 @@ def _published(line: dict[str, float | None] | None, difference: dict[str, float
         "" if line[key] is None else f"{line[key]:.2f} ({difference[key]:+.2f})" for key in ("best", "at_theory")
     )
     return best, theory, "" if line["log_ratio"] is None else f"{10 ** line['log_ratio']:.3g}"
-
-
-def _chosen_by(result: Result[Cell]) -> dict[str, float]:
-    """What a fit of the search is judged by."""
-    return {key: result.scores[key] for key in ("held_out_accuracy", "held_out_nll")}

@@ -1,4 +1,4 @@
-"""The models of posteriordb as log densities of all chains at once, and those that a `Joint` states exactly.
+"""The models of posteriordb as batched log densities, and as a `Joint` where that is exact.
 
 Priors are on the constrained scale; constants are left out. Tensors have a leading axis for the chains.
 
@@ -27,13 +27,13 @@ from posterity.numerics.random import Key
 from posterity.priors.normal import Normal
 
 Values = dict[str, Tensor]
-SPREAD = 2.0  # of starts, beside the standard errors: R-hat wants them wider than the posterior
-DEPTH = 7  # of trees: enough with the mass matrix that is learnt, and without it the deeper ones would be far too many
+SPREAD = 2.0  # of starts, in standard errors: R-hat needs starts wider than the posterior
+DEPTH = 7  # of trees: enough with a learnt mass matrix; before, deeper trees would cost far too much
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A problem with its rows (None for a density), and what the reference calls the parameters.
+    """A problem with its rows (None for a density), and the parameters as the reference names them.
 
     `reported` makes these, (C, D) or (C, D, K) each, of the values that `Samples.values` gives. Strongly `correlated`
     ones are sampled with a dense mass matrix; `target_accept` is NUTS's option. `start` has centre and scale (P,) of
@@ -49,12 +49,12 @@ class Model:
     start: tuple[Tensor, Tensor] | None = None
 
     def sampler(self, draws: int, warmup: int, chains: int) -> NUTS:
-        """NUTS as it suits the model."""
+        """Return NUTS with settings for the model."""
         mass = DenseMass() if self.correlated else DiagonalMass()
         return NUTS(draws, warmup, chains, target_accept=self.target_accept, max_depth=DEPTH, mass=mass)
 
     def starts(self, chains: int, key: Key) -> Tensor | None:
-        """Where that many chains start, (C, P), or None."""
+        """Return the starts of that many chains, (C, P), or None."""
         if self.start is None:
             return None
         centre, scale = self.start
@@ -62,7 +62,7 @@ class Model:
 
 
 def flat(values: Values) -> dict[str, Tensor]:
-    """Each entry of each parameter by itself, (C, D), named as in a table: "beta[1]", "sigma".
+    """Return each entry of each parameter, (C, D), by names as "beta[1]" and "sigma".
 
     >>> import torch
     >>> list(flat({"beta": torch.zeros(4, 9, 2), "sigma": torch.ones(4, 9)}))
@@ -78,7 +78,7 @@ def flat(values: Values) -> dict[str, Tensor]:
 
 
 def density(name: str) -> Model:
-    """The posterior of posteriordb named so, as a `Density` over the parameters of its reference.
+    """Return the posterior of this name in posteriordb, as a `Density` over the parameters of its reference.
 
     Eight schools is written by standardised effects, theta = mu + tau effect.
     """
@@ -87,7 +87,7 @@ def density(name: str) -> Model:
 
 
 def regression_inputs(name: str, data: Values) -> tuple[Tensor, Tensor]:
-    """Inputs (N, K), with a column of ones where the model has an intercept, and targets (N,) of a regression."""
+    """Return inputs (N, K) of a regression, with a column of ones for an intercept, and targets (N,)."""
     if name.endswith("-blr"):
         return data["X"], data["y"]
     if name.startswith("kidiq"):
@@ -198,7 +198,7 @@ def _mixture(name: str, data: Values) -> Model:
     shapes = {"mu": (2,), "sigma": (2,), "theta": ()}
     constraints = {"mu": Ordered(), "sigma": Positive(), "theta": Interval()}
     problem = Density(log_density, shapes, constraints, batched=True, dtype=torch.float64)
-    # The halves of the data: from elsewhere some chains spend hundreds of transitions where one part has no data.
+    # Starts at the halves of the data: from elsewhere some chains spend long where a component has no data.
     halves = targets.sort().values.reshape(2, -1)
     values = {"mu": halves.mean(1), "sigma": halves.std(1), "theta": targets.new_tensor(0.5)}
     centre = problem.unconstrained(values)
@@ -251,11 +251,11 @@ _MODELS = {
 
 
 GERMAN_CREDIT = "german-credit"
-WIDE = 1e4  # a prior scale beside which weights of order one are nothing: their log density varies by 1e-8
+WIDE = 1e4  # a prior scale so wide that the log density of weights of order one varies by 1e-8
 
 
 def joint(name: str) -> Model:
-    """The posterior named so, as a linear network under a `Joint`."""
+    """Return the posterior of this name as a linear network under a `Joint`."""
     return JOINTS[name](name)
 
 
@@ -303,4 +303,4 @@ JOINTS = {
     "nes_logit_data-nes_logit_model": _logistic_joint,
     "nes2000-nes": _flat_regression,
 }
-"""The posteriors that `joint` knows."""
+"""The posteriors that `joint` can state."""

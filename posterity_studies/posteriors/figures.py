@@ -1,4 +1,4 @@
-"""The figure of the study: how far the moments of each posterior are from its reference."""
+"""The figure of the study: errors of the moments of each posterior against its reference."""
 
 from pathlib import Path
 

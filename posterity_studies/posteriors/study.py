@@ -1,4 +1,4 @@
-"""NUTS on posteriors whose moments are known from long runs of others: how far off, and what its chains say."""
+"""NUTS on posteriors with published reference draws or moments: errors of moments, and diagnostics of chains."""
 
 import math
 import time
@@ -23,9 +23,9 @@ from posterity_studies.posteriors.densities import GERMAN_CREDIT, JOINTS, Model,
 
 CHAINS, WARMUP, DRAWS = 16, 300, 500
 FORMS = (*((name, "Density") for name in POSTERIORS), *((name, "Joint") for name in JOINTS))
-"""The posteriors, each with the form in which it is stated."""
+"""The posteriors, each with its form."""
 
-# What a sampler that is right and chains that are long enough stay within.
+# Limits that a correct sampler with long enough chains keeps.
 MEAN_ERRORS, SD_ERRORS, RHAT, ESS, DIVERGENT = 4.0, 5.0, 1.01, 1000.0, 0.001
 
 
@@ -42,7 +42,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A posterior sampled: the worst of its parameters in each respect.
+    """The result for a posterior: each number is for its worst parameter.
 
     `mean_errors` and `sd_errors` are distances from the reference in combined standard errors; `ess` is the smaller
     one of bulk and tail; `divergent` is the fraction of transitions.
@@ -61,14 +61,14 @@ class Comparison:
 
     @property
     def good(self) -> bool:
-        """Whether all of it is as it should be."""
+        """Whether all numbers keep their limits."""
         near = self.mean_errors <= MEAN_ERRORS and self.sd_errors <= SD_ERRORS
         return near and self.rhat <= RHAT and self.ess >= ESS and self.divergent <= DIVERGENT
 
 
 @dataclass(frozen=True)
 class Study:
-    """All comparisons, and the chains that they were made with."""
+    """All comparisons, and the numbers of chains and draws."""
 
     seed: int
     chains: int
@@ -77,7 +77,7 @@ class Study:
     comparisons: tuple[Comparison, ...]
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         rows = [{**asdict(comparison), "good": comparison.good} for comparison in self.comparisons]
         limits = {"mean_errors": MEAN_ERRORS, "sd_errors": SD_ERRORS, "rhat": RHAT, "ess": ESS, "divergent": DIVERGENT}
         settings = {"seed": self.seed, "chains": self.chains, "warmup": self.warmup, "draws": self.draws}
@@ -85,7 +85,7 @@ class Study:
 
 
 def reference(name: str) -> Reference:
-    """What is known of the posterior: of reference draws, or of moments that were published."""
+    """Return the reference of a posterior, from reference draws or published moments."""
     if name == GERMAN_CREDIT:
         mean, error, sd = german_credit_reference()
         # For near-normal draws the sd has the error of the mean over sqrt 2.
@@ -96,20 +96,20 @@ def reference(name: str) -> Reference:
 
 
 def _moments(table: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Means, their errors, standard deviations, their errors, (K,) each, of draws (C, D, K)."""
+    """Return means, their errors, standard deviations and their errors, (K,) each, of draws (C, D, K)."""
     rows = table.flatten(0, 1)
     return rows.mean(0), mcse_mean(table), rows.std(0), mcse_sd(table)
 
 
 def stated(name: str, form: str) -> Model:
-    """The posterior as a "Density" or as a "Joint"."""
+    """Return the posterior in the form "Density" or "Joint"."""
     return density(name) if form == "Density" else joint(name)
 
 
 def compared(
     name: str, form: str, seed: int, chains: int, warmup: int, draws: int, accelerate: Acceleration = "auto"
 ) -> Comparison:
-    """The posterior sampled by NUTS, and compared with its reference."""
+    """Sample the posterior by NUTS, and compare it with its reference."""
     model, known = stated(name, form), reference(name)
     start = model.starts(chains, Key(seed).fold("start"))
     began = time.perf_counter()
@@ -146,7 +146,7 @@ def _worst(distance: Tensor, first: Tensor, other: Tensor) -> float:
 
 
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
-    """Run the study; the seed fixes everything random."""
+    """Run the study; the seed determines all random numbers."""
     rows = []
     for name, form in tracked(FORMS, "posteriors"):
         rows.append(compared(name, form, settings.seed, CHAINS, WARMUP, DRAWS))
@@ -166,7 +166,7 @@ def show(out: Any, study: Study) -> None:
     rows = table("posterior", "form", "mean", "sd", "R-hat", "ESS", "div.%", "s")
     for row in document["posteriors"]:
         rows.add_row(
-            _short(row["posterior"]),
+            name if len(name := row["posterior"]) <= LONGEST else name.split("-")[-1],
             row["form"],
             f"{row['mean_errors']:.1f}",
             f"{row['sd_errors']:.1f}",
@@ -183,8 +183,3 @@ def show(out: Any, study: Study) -> None:
         f"{limits['sd_errors']:g} combined standard errors from the reference, R-hat {limits['rhat']:g}, "
         f"ESS {limits['ess']:,.0f}, divergent {100 * limits['divergent']:g} %. The worst parameter of each counts.",
     )
-
-
-def _short(name: str) -> str:
-    """The name of data and model, or of the model alone where both are too long for a line."""
-    return name if len(name) <= LONGEST else name.split("-")[-1]

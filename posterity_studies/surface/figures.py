@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, RED, array, gentle, panels, plain, save
+from posterity_studies.frame import draw_all
 from posterity_studies.surface.fits import CHAINS
 from posterity_studies.surface.problem import REACH, Surface, axis
 from posterity_studies.surface.study import Study
@@ -14,20 +15,17 @@ from posterity_studies.surface.study import Study
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LEVELS = (0.5, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0)  # nats above the least
-SHARES = (0.9, 0.5)  # of the mass inside the lines of a density
+LEVELS = (0.5, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0)  # nats above the minimum
+SHARES = (0.9, 0.5)  # shares of the mass inside the level lines of a density
 
 
 def draw(study: Study, folder: Path) -> list[str]:
-    """Draw every figure of the study into the folder, and give the names of the files."""
-    figures = {"surface.png": _surface, "two_modes.png": _two_modes}
-    for name, figure in figures.items():
-        figure(study, folder / name)
-    return list(figures)
+    """Draw the figures of the study into the folder; return the names of the files."""
+    return draw_all({"surface.png": _surface, "two_modes.png": _two_modes}, study, folder)
 
 
 def _surface(study: Study, path: Path) -> None:
-    """Both potentials with gradient descents on them, and the functions of the two modes."""
+    """Draw both potentials with gradient descents, and the functions of the two modes."""
     figure, (line, network, functions) = panels(1, 3, size=(4.3, 4.0))
     _descents(line, study.surfaces["line"])
     line.set_title("f(x) = a + b x: V is convex", fontsize=11)
@@ -48,13 +46,11 @@ def _surface(study: Study, path: Path) -> None:
     functions.set_title("Both modes are one function", fontsize=11)
     functions.legend(frameon=False, fontsize=9, loc="upper left")
     plain(functions)
-    handles, names = network.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
-    save(figure, path)
+    save(figure, path, legend_of=network, ncols=3)
 
 
 def _descents(panel: "Axes", surface: Surface) -> None:
-    """Level lines of V, where it is convex, and descents from all starts."""
+    """Draw level lines of V, its convex region, and descents from all starts."""
     at, values = array(axis()), array(surface.potential.log1p().T)  # rows are the second weight
     levels = [math.log1p(level) for level in LEVELS]
     panel.contourf(at, at, values, levels=[0.0, *levels], cmap=gentle("Blues_r", 0.2, 1.0), extend="max")
@@ -72,7 +68,7 @@ def _descents(panel: "Axes", surface: Surface) -> None:
 
 
 def _two_modes(study: Study, path: Path) -> None:
-    """The exact density, and each method over its lines."""
+    """Draw the exact density, and each method over its level lines."""
     figure, axes = panels(2, 3, size=(3.6, 3.45), sharex=True, sharey=True)
     exact = study.surfaces["network"].masses
     at = array(axis())
@@ -99,7 +95,7 @@ def _two_modes(study: Study, path: Path) -> None:
 
 
 def _levels(masses: Tensor) -> list[float]:
-    """The densities whose level lines enclose the shares, ascending."""
+    """Return the densities whose level lines enclose the shares, ascending."""
     ordered = masses.flatten().sort(descending=True).values
     total = ordered.cumsum(0)
     return [float(ordered[int((total < share).sum())]) for share in SHARES]

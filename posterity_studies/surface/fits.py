@@ -1,4 +1,4 @@
-"""What methods make of a posterior with two modes, beside the exact one on a grid."""
+"""Approximations of a posterior with two modes, compared with the exact one on a grid."""
 
 from dataclasses import dataclass
 
@@ -24,13 +24,13 @@ class Approximation:
 
     masses: Tensor | None
     draws: Tensor | None
-    positive: float  # probability of b > 0: the half plane of one mode
+    positive: float  # probability of b > 0, the half plane of one mode
     divergence: float | None  # KL(q || p) in nats, None for draws
     crossed: int | None = None  # chains that visit both half planes
 
 
 def approximations(surface: Surface, seed: int) -> dict[str, Approximation]:
-    """Every method on the surface, Gaussians from the mode with a positive first weight."""
+    """Run every method; Gaussians start from the mode with a positive first weight."""
     rows, joint = (surface.inputs, surface.targets), surface.joint
     mode = max(surface.modes, key=lambda place: float(place[0]))
     start = Point(joint, mode)
@@ -54,7 +54,7 @@ def approximations(surface: Surface, seed: int) -> dict[str, Approximation]:
 
 
 def _masses(q: Gaussian) -> Tensor:
-    """Probabilities of a Gaussian at the points of the grid, which add up to 1."""
+    """Return the normalised probabilities of a Gaussian at the points of the grid."""
     covariance = q.precision.covariance() if isinstance(q.precision, Dense) else q.variance.diag()
     away = grid() - q.mean
     side = round(len(away) ** 0.5)
@@ -71,7 +71,7 @@ def _approximated(surface: Surface, masses: Tensor) -> Approximation:
 
 
 def _chains(surface: Surface, seed: int) -> Approximation:
-    """Chains from where the first descents start."""
+    """Run chains from the starts of the first descents."""
     method, rows = NUTS(DRAWS, WARMUP, CHAINS, target_accept=0.9), (surface.inputs, surface.targets)
     q, _ = infer(method, surface.joint, rows, start=surface.paths[0, :CHAINS], seed=seed, progress=False)
     assert isinstance(q, Samples)

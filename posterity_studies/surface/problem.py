@@ -17,12 +17,12 @@ ROWS, NOISE, PRIOR_SCALE = 10, 0.35, 2.0
 REACH, SIDE = 5.0, 141  # of the grid over the weights
 STARTS = ((-3.0, 0.9), (-0.7, 3.6), (3.0, -0.9), (0.7, -3.6), (-3.0, -3.4), (2.6, 3.4), (-1.6, 1.6), (1.6, -1.6))
 STEPS, STEP_SIZE, LONGEST = 500, 0.08, 0.03
-APART = 0.05  # ends of descents nearer than this are one mode
+APART = 0.05  # distance within which ends of descents count as one mode
 
 
 @dataclass(frozen=True, eq=False)
 class Surface:
-    """A model with V = -log p(D, w) less its least value, (SIDE, SIDE) over the grid, and descents from all starts.
+    """A model with V = -log p(D, w) minus its minimum, (SIDE, SIDE) over the grid, and descents from all starts.
 
     `curvature` is the least eigenvalue of the Hessian of V, (SIDE, SIDE). `paths` (T, STARTS, 2) are descents, and
     `ends` (STARTS, 2) the modes that L-BFGS reaches from their last places. The first axis of the grid is the first
@@ -68,7 +68,7 @@ def grid() -> Tensor:
 
 
 def surfaces(key: Key) -> dict[str, Surface]:
-    """The line b x + a and the network a tanh(b x), with weights (b, a), on rows of the latter."""
+    """Compute the line b x + a and the network a tanh(b x), with weights (b, a), on rows of the network."""
     x = torch.linspace(-2.0, 2.0, ROWS, dtype=torch.float64, device="cpu").unsqueeze(1)
     y = 1.4 * torch.tanh(1.2 * x) + NOISE * key.fold("noise").normal((ROWS, 1), torch.float64, "cpu")
     inner, outer = (nn.Linear(1, 1, bias=False) for _ in range(2))
@@ -93,10 +93,10 @@ def _surface(model: nn.Module, inputs: Tensor, targets: Tensor) -> Surface:
 
 
 def _paths(joint: Joint, batch: Batch) -> Tensor:
-    """Gradient descent from each of the starts, no step longer than `LONGEST`, (STEPS + 1, STARTS, 2)."""
-    places = [torch.tensor(STARTS, dtype=torch.float64, device="cpu")]
+    """Return gradient descents from the starts, with steps of at most `LONGEST`, (STEPS + 1, STARTS, 2)."""
+    points = [torch.tensor(STARTS, dtype=torch.float64, device="cpu")]
     for _ in range(STEPS):
-        gradient = joint.value_and_grad(places[-1], batch, {})[1] / ROWS  # of log p(D, w)
+        gradient = joint.value_and_grad(points[-1], batch, {})[1] / ROWS  # of log p(D, w)
         length = STEP_SIZE * gradient.norm(dim=-1, keepdim=True)
-        places.append(places[-1] + STEP_SIZE * gradient * (LONGEST / length.clamp_min(LONGEST)))
-    return torch.stack(places)
+        points.append(points[-1] + STEP_SIZE * gradient * (LONGEST / length.clamp_min(LONGEST)))
+    return torch.stack(points)

@@ -1,4 +1,4 @@
-"""The study as a whole, and its numbers as one document."""
+"""The study: its run, its tables and its numbers as JSON."""
 
 import math
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from posterity_studies.surface import problem
 from posterity_studies.surface.fits import Approximation, approximations
 from posterity_studies.surface.problem import Surface, grid, surfaces
 
-POINTS, BEYOND = 121, 3.0  # inputs at which functions are computed, and how far they reach
+POINTS, BEYOND = 121, 3.0  # number and range of the inputs at which functions are computed
 
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """The surfaces by model, the methods on that of the network, and functions of the network at inputs `x` (N,).
+    """The surfaces by model, the methods on the network's surface, and functions of the network at inputs `x` (N,).
 
-    `functions` (2, N) are those of the modes, and `mean` and `scale` (N,) the moments of f under the exact posterior.
+    `functions` (2, N) belong to the modes, and `mean` and `scale` (N,) the moments of f under the exact posterior.
     """
 
     seed: int
@@ -39,12 +39,12 @@ class Study:
 
     @property
     def barrier(self) -> float:
-        """How far the potential of the network at the origin is above its least, in nats."""
+        """The potential of the network at the origin above its minimum, in nats."""
         middle = problem.SIDE // 2
         return float(self.surfaces["network"].potential[middle, middle])
 
     def claims(self) -> dict[str, bool]:
-        """What is said of convex and non-convex potentials, and whether it is so here."""
+        """Claims about convex and non-convex potentials, and whether they hold here."""
         line, network = self.surfaces["line"], self.surfaces["network"]
         middle, same = problem.SIDE // 2, float((self.functions[0] - self.functions[1]).abs().max())
         one = [self.methods[name] for name in ("Laplace", "MeanField", "FullRank")]
@@ -63,7 +63,7 @@ class Study:
         }
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         return {
             "seed": self.seed,
             "rows": problem.ROWS,
@@ -93,7 +93,7 @@ class Study:
 
 
 def _at_least(own: Approximation) -> float:
-    """The least KL(q || p) of a q with its share on one of two equally likely halves: log 2 minus binary entropy."""
+    """Return the least KL(q || p) for a share of q on one of two equally likely halves: log 2 minus binary entropy."""
     share = own.positive
     return math.log(2.0) + sum(part * math.log(part) for part in (share, 1.0 - share) if part > 0.0)
 
@@ -102,7 +102,7 @@ PARTS = (0.3, 2.6, 0.6)
 
 
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
-    """Run the study; the seed fixes everything random."""
+    """Run the study; the seed determines all random numbers."""
     report("potentials of a line and of a network")
     made = surfaces(Key(settings.seed).fold("rows"))
     report("methods on two modes")

@@ -1,4 +1,4 @@
-"""Cold posteriors: scores of SGHMC against T, and the temperatures that the sampler itself had."""
+"""Cold posteriors: scores of SGHMC against T, and the sampler's own temperatures."""
 
 import math
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from posterity.cli.frame.output import table
 from posterity.inference.run import Trace
 from posterity.inference.sweep import Result
 from posterity_studies.frame import notes, remark, title
-from posterity_studies.grids import mean_and_spread, row_as_json
+from posterity_studies.grids import over_seeds, row_as_json
 from posterity_studies.temperature.problem import LEARNT, cell_file, described, fits
 from posterity_studies.temperature.settings import Settings
 
 KINDS = ("kinetic", "configurational")
-OFF = 0.1  # distance of a sampler's temperature from 1 beyond which its draws are not those of the density at T
+OFF = 0.1  # largest accepted deviation of a sampler's temperature from 1
 COLUMNS = {
     "accuracy": "acc.",
     "nll": "NLL",
@@ -37,7 +37,7 @@ class ColdCell:
     seed: int
 
     def path(self, folder: Path) -> Path:
-        """Its file in the folder of the study."""
+        """Return its file in the folder of the study."""
         return cell_file(folder / "runs" / "cold", self.width, f"T-{self.temperature:.12g}", self.seed)
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class ColdCell:
 
 
 def sampler_temperatures(trace: Trace, chain: int, warmup: int) -> dict[str, float]:
-    """Both temperatures of a chain, each the mean over the steps after the warm-up: 1 where all is well, at any T."""
+    """Return both temperatures of a chain, averaged over the steps after the warm-up; 1 is correct at any T."""
     return {kind: float(trace[f"{kind}_temperature"][warmup:, chain].double().mean()) for kind in KINDS}
 
 
@@ -61,7 +61,7 @@ class ColdRow:
 
 @dataclass(frozen=True)
 class ColdStudy:
-    """All that the study found: p, the classes, a result for each chain, and the chains that diverged."""
+    """The results: p, the classes, a result for each chain, and the chains that diverged."""
 
     settings: Settings
     num_data: int
@@ -72,17 +72,17 @@ class ColdStudy:
     failed: tuple[ColdCell, ...] = ()
 
     def rows(self) -> list[ColdRow]:
-        """All T, ascending; those without a single chain left out."""
+        """Return a row for each T that has chains, ascending."""
         rows = []
         for temperature in sorted({result.cell.temperature for result in self.results}):
             values = [result.scores for result in self.results if result.cell.temperature == temperature]
-            scores = {key: mean_and_spread([each[key] for each in values]) for key in values[0]}
+            scores = over_seeds(values)
             off = tuple(kind for kind in KINDS if any(abs(each[kind] - 1.0) > OFF for each in values))
             rows.append(ColdRow(temperature, len(values), off, scores))
         return rows
 
     def notes(self) -> list[str]:
-        """What the study shows, in a few lines."""
+        """Return the results in a few lines."""
         rows = self.rows()
         lines = []
         bayes = next((row for row in rows if row.temperature == 1.0), None)
@@ -109,7 +109,7 @@ class ColdStudy:
         return lines + [f"{cell}: diverged, no result" for cell in self.failed]
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         return {
             **described(self),
             "units": self.units,
@@ -127,7 +127,7 @@ def _scores(row: ColdRow) -> str:
 
 
 def _best(rows: Sequence[ColdRow]) -> float | None:
-    """The T with the least mean NLL on held-out training rows; None where none are held out."""
+    """Return the T with the lowest mean NLL on held-out training rows; None without held-out rows."""
     held = [row for row in rows if "held_out_nll" in row.scores]
     best = min(held, key=lambda row: row.scores["held_out_nll"][0], default=None)
     return None if best is None else best.temperature

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posterity.report.canvas import BLUE, GREEN, GREY, ORANGE, RED, panels, plain, save
-from posterity_studies.frame import shades
+from posterity_studies.frame import mean_curve, shades
 from posterity_studies.temperature.cold import KINDS, OFF, ColdRow, ColdStudy
 from posterity_studies.temperature.settings import Settings
 from posterity_studies.temperature.study import Row, Study, Width
@@ -39,12 +39,12 @@ def draw(study: Study | ColdStudy, folder: Path) -> list[str]:
 
 
 def against_eta(study: Study, path: Path) -> None:
-    """Scores against eta; red: eta = 1."""
+    """Draw scores against eta, with eta = 1 in red."""
     _figure(study, path, lambda row: row.eta, r"$\eta$, the weight of the KL", bayes_line=True)
 
 
 def against_tau(study: Study, path: Path) -> None:
-    """The same against tau = eta N/p; red: where eta = 1 for each width."""
+    """Draw scores against tau = eta N/p, with eta = 1 of each width in red."""
     units = study.settings.architecture.units
     _figure(study, path, lambda row: row.tau, rf"$\tau = \eta N/p$, with $N$ {units}", bayes_line=False)
 
@@ -87,18 +87,12 @@ def _curve(
     thick: float,
     linestyle: str = "solid",
 ) -> None:
-    """Means with a band of a standard deviation over seeds to either side."""
-    means = [row.scores[key][0] for row in rows]
-    axis.plot(where, means, color=colour, linestyle=linestyle, linewidth=thick, marker="o", markersize=2.5)
-    if any(row.scores[key][1] for row in rows):
-        spreads = [row.scores[key][1] or 0.0 for row in rows]
-        low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
-        high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-        axis.fill_between(where, low, high, color=colour, alpha=0.18, linewidth=0)
+    scores = [row.scores[key] for row in rows]
+    mean_curve(axis, where, scores, 0.18, color=colour, linestyle=linestyle, linewidth=thick, markersize=2.5)
 
 
 def _marks(axis: "Axes", study: Study, width: Width, key: str, place: Place, *, marks: bool) -> None:
-    """A diamond where eta = 1, and for a single width a line at the best temperature."""
+    """Mark eta = 1 by a diamond, and for a single width the best temperature by a line."""
     bayes, best = study.row(width, 1.0), study.best(width)
     if marks and bayes is not None:
         axis.plot([place(bayes)], [bayes.scores[key][0]], "D", color=RED, markersize=5, zorder=4)
@@ -107,7 +101,7 @@ def _marks(axis: "Axes", study: Study, width: Width, key: str, place: Place, *, 
 
 
 def _levels(axis: "Axes", key: str, classes: int) -> None:
-    """What a guess has, as a dotted line, and limits that all figures share."""
+    """Draw the score of a uniform guess as a dotted line, and set limits that all figures share."""
     chance = {"accuracy": 1 / classes, "confidence": 1 / classes, "nll": math.log(classes), "ood_auroc": 0.5}
     if key in chance:
         axis.axhline(chance[key], color=GREY, linestyle="dotted", linewidth=1.2)
@@ -125,14 +119,14 @@ def _finish(axis: "Axes", name: str, label: str) -> None:
 
 
 def _line(label: str, **look: object) -> "Line2D":
-    """An entry of a legend."""
+    """Return an entry of a legend."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], label=label, **{"linewidth": 1.4, **look})  # type: ignore[arg-type]
 
 
 def _legend(study: Study, axis: "Axes", colours: Sequence[str], *, bayes_line: bool) -> None:
-    """The widths, and what lines and marks mean, in the last panel."""
+    """Draw the legend of widths, lines and marks in the last panel."""
     names = [
         study.settings.architecture.label if width.width is None else f"width {width.width}, $N$ = {width.units:,}"
         for width in study.widths
@@ -152,7 +146,7 @@ def _legend(study: Study, axis: "Axes", colours: Sequence[str], *, bayes_line: b
 
 
 def against_cold(study: ColdStudy, path: Path) -> None:
-    """Accuracy, NLL, calibration and the sampler's own temperatures against T; crosses: not at its temperature."""
+    """Draw accuracy, NLL, calibration and sampler temperatures against T; crosses mark wrong temperatures."""
     rows = study.rows()
     where = [row.temperature for row in rows]
     figure, axes = panels(2, 2, size=(4.2, 3.0))
@@ -183,7 +177,7 @@ def against_cold(study: ColdStudy, path: Path) -> None:
 
 
 def _crosses(axis: "Axes", rows: Sequence[ColdRow], key: str) -> None:
-    """Cross out what was not sampled at its temperature."""
+    """Cross out points that were not sampled at their temperature."""
     off = [row for row in rows if row.off]
     axis.plot(
         [row.temperature for row in off], [row.scores[key][0] for row in off], "x", color=RED, markersize=8, zorder=5

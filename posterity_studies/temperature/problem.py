@@ -49,18 +49,18 @@ class Rows:
 
 
 def read(settings: Settings) -> Rows:
-    """The rows of the data set as the network takes them, on the device.
+    """Read the rows of the data set in the form of the network's inputs, on the device.
 
     `held_out` training rows are chosen by the seed, by default a twelfth of them; the first `rows` of the others, in
     the order of the data set, train. Standard pixels are shifted and scaled, by channel, to mean 0 and variance 1 over
     the training rows. Foreign rows are scaled likewise. BadData where a data set is absent, ValueError where it has
     fewer rows than are asked for.
     """
-    whole = _data_set(settings.data, settings.seed)
-    count = round(len(whole.train) / 12) if settings.held_out is None else settings.held_out
-    rows = settings.rows_of(len(whole.train) - count)
-    train, held = split_rows(whole, rows=rows, held_out=count, seed=settings.seed)
-    other = _foreign(settings.foreign, train.inputs, len(whole.test), settings.seed)
+    data = _data_set(settings.data, settings.seed)
+    count = round(len(data.train) / 12) if settings.held_out is None else settings.held_out
+    rows = settings.rows_of(len(data.train) - count)
+    train, held = split_rows(data, rows=rows, held_out=count, seed=settings.seed)
+    other = _foreign(settings.foreign, train.inputs, len(data.test), settings.seed)
     standard, flat = settings.pixels == "standard", settings.architecture.flat
     mean, scale = moments(train.inputs, "Use pixels 'raw'.") if standard else (torch.zeros(()), torch.ones(()))
 
@@ -71,12 +71,12 @@ def read(settings: Settings) -> Rows:
     def part(labelled: LabelledData) -> LabelledData:
         return LabelledData(prepared(labelled.inputs), labelled.targets.to(settings.device))
 
-    assert whole.classes is not None
-    return Rows(part(train), part(held) if held else None, part(whole.test), prepared(other), len(whole.classes))
+    assert data.classes is not None
+    return Rows(part(train), part(held) if held else None, part(data.test), prepared(other), len(data.classes))
 
 
 def describe_foreign(name: str, foreign: str) -> str:
-    """What the rows from elsewhere are, in words."""
+    """Describe the foreign rows."""
     if foreign == "uniform":
         return "independent uniform numbers, over twice the range of the training inputs"
     differs = (name == "cifar-10") != (foreign == "cifar-10")
@@ -85,12 +85,12 @@ def describe_foreign(name: str, foreign: str) -> str:
 
 
 def cell_file(folder: Path, width: int | None, setting: str, seed: int) -> Path:
-    """The file of a fit: in folders by width and by its setting, one for each seed."""
+    """Return the file of a fit, in folders by width and by setting, with a file for each seed."""
     return folder / ("network" if width is None else f"width-{width}") / setting / f"seed-{seed}.json"
 
 
 def described(study: Any) -> dict[str, Any]:
-    """How a study was made, ready for JSON."""
+    """Return the settings and sizes of a study as JSON."""
     settings = study.settings
     return {
         "settings": settings.config(),
@@ -105,7 +105,7 @@ def described(study: Any) -> dict[str, Any]:
 
 
 def fits(study: Any) -> dict[str, Any]:
-    """Every fit of a study and those that diverged, ready for JSON, and what it shows."""
+    """Return all fits of a study, diverged ones, and its notes as JSON."""
     return {
         "fits": [{**asdict(result.cell), **result.scores, "seconds": result.seconds} for result in study.results],
         "diverged": [asdict(cell) for cell in study.failed],
@@ -120,7 +120,7 @@ def _data_set(name: str, seed: int) -> DataSet:
 
 
 def _foreign(name: str, like: Tensor, count: int, seed: int) -> Tensor:
-    """Inputs from elsewhere in the shape of `like`."""
+    """Return foreign inputs in the shape of `like`."""
     if name == "uniform":
         low, high = float(like.min()), float(like.max())
         drawn = Key(seed).fold("foreign").uniform((count, *like.shape[1:]), dtype=torch.float64)
@@ -129,7 +129,7 @@ def _foreign(name: str, like: Tensor, count: int, seed: int) -> Tensor:
         raise ValueError(f"ood '{name}' has images, and the training rows are none. Use ood 'uniform'.")
     images = (cifar10_test() if name == "cifar-10" else mnist_test(name)).inputs
     missing = like.shape[-1] - images.shape[-1]
-    images = F.pad(images, (missing // 2,) * 4) if missing else images  # a negative number cuts
+    images = F.pad(images, (missing // 2,) * 4) if missing else images  # negative padding crops
     if images.shape[1] == like.shape[1]:
         return images
     grey = images.mean(1, keepdim=True)
@@ -138,7 +138,7 @@ def _foreign(name: str, like: Tensor, count: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class SameScale(ScaleRule):
-    """Variance gain^2 for every tensor: neurons that begin alike, whatever the width.
+    """Variance gain^2 for every tensor: the initial neurons do not depend on the width.
 
     >>> SameScale(0.5).variance(fan_in=100, fan_out=10)
     0.25
@@ -168,7 +168,7 @@ class Architecture:
     initial_scales: ScaleRule = field(default_factory=lambda: FanIn(gain=0.1))
 
     def count(self, network: Network) -> int:
-        """N: the neurons of the network, or its parameters."""
+        """Return N: the neurons of the network, or its parameters."""
         return neurons(network) if self.units == "neurons" else parameters(network)
 
 
@@ -219,7 +219,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 
 
 def _wide(width: int | None) -> int:
-    assert width is not None  # the settings have refused it
+    assert width is not None  # refused by the settings
     return width
 
 
@@ -234,15 +234,15 @@ class Problem:
 
     @property
     def num_data(self) -> int:
-        """p."""
+        """Number p of training rows."""
         return len(self.rows.train)
 
     def tau(self, eta: float) -> float:
-        """The tau of eta = tau p/N."""
+        """Return the tau of eta = tau p/N."""
         return eta * self.units / self.num_data
 
     def tempered(self, temperatures: Sequence[float], *, cold: bool) -> Joint:
-        """The joint with one eta, or T of a cold posterior, or with a member for each."""
+        """Return the joint at one eta (or T of a cold posterior), or with a member for each."""
         joint = self.joint
         each = torch.tensor(temperatures, dtype=torch.float64, device=joint.device)
         value = temperatures[0] if len(temperatures) == 1 else each
@@ -250,17 +250,17 @@ class Problem:
         return Joint(joint.network, joint.likelihood, joint.prior, joint.num_data, tempering)
 
     def start_sigma(self, rule: ScaleRule) -> float:
-        """The mean standard deviation of a weight before the first step."""
+        """Return the mean standard deviation of a weight before the first step."""
         joint = self.joint
         return float(initial_log_scales(joint, rule, joint.initial()).double().exp().mean())
 
     def start(self, seeds: Sequence[int], key: Key) -> Tensor:
-        """First weights, (P,) for one seed or a row for each."""
+        """Return first weights, (P,) or (seeds, P)."""
         return first_weights(self.joint.fresh, seeds, key)
 
 
 def problem(width: int | None, rows: Rows, settings: Settings) -> Problem:
-    """The problem of a width."""
+    """Return the problem of a width."""
     architecture = settings.architecture
     with torch.random.fork_rng(devices=[]):  # unused weights: every fit draws its own
         torch.default_generator.manual_seed(0)
@@ -272,11 +272,11 @@ def problem(width: int | None, rows: Rows, settings: Settings) -> Problem:
 
 
 ROWS = 2048  # of a chunk of predictions
-LEARNT = 0.95  # of log K: above, labels are those of a few draws from nearly the prior, and accuracy is chance
+LEARNT = 0.95  # share of log K (NLL of a guess) below which a network has learnt
 
 
 def scores(posterior: Posterior, seed: int, problem: Problem, settings: Settings) -> dict[str, float]:
-    """How the averaged prediction does on test, held-out and foreign rows, and how far weights are from the prior.
+    """Return scores of the averaged prediction on test, held-out and foreign rows, and statistics of the weights.
 
     Accuracy, NLL, Gibbs NLL, ECE (15 bins), class-wise ECE and mean confidence on the test rows, NLL and accuracy on
     those held out, AUROC of the entropy of foreign against test rows; mean standard deviation of a weight, and for a

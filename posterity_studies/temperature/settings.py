@@ -22,12 +22,12 @@ NETWORKS = ("one-hidden", "mlp", "lenet", "resnet-20")
 METHODS = ("bayes-by-backprop", "ivon", "sghmc")
 PIXELS = ("raw", "standard")
 DTYPES = ("float32", "float64")
-LEAST_STEPS = 2000  # of a fit whose length is not given
+LEAST_STEPS = 2000  # least steps of a fit without a given length
 
 
 @dataclass(frozen=True)
 class Size:
-    """What the study takes where the user names nothing: as much as two minutes allow, or with --paper all.
+    """The default size of the study: for about two minutes, or with --paper in full.
 
     `widths` are (None,) where the network has no width. `etas` and `taus` are low, high and count of a grid. `rows` is
     the largest number of training rows, None for all. `steps` is the length of a fit; without it `epochs` is, and
@@ -48,7 +48,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Settings:
-    """What is asked for; None, and an empty tuple, stand for what is usual with the network and the data set.
+    """Settings of the study; None and () are replaced by defaults for the network and the data set.
 
     A fit maximises E log p - eta KL(q || prior) under the prior N(0, `prior_variance`) of every weight; Bayes by
     Backprop with mirrored draws of the weights, shared by the rows of a batch, and Adam on a cosine. Every width has
@@ -161,67 +161,67 @@ class Settings:
 
     @property
     def size(self) -> Size:
-        """What is taken where nothing is named."""
+        """The default size."""
         return self.architecture.paper if self.paper else self.architecture.quick
 
     @property
     def method_name(self) -> str:
-        """The method given, or the usual one."""
+        """The given method, or the default."""
         return self.method or ("sghmc" if self.cold else "bayes-by-backprop")
 
     @property
     def all_seeds(self) -> int:
-        """The number of seeds given, or the usual one."""
+        """The given number of seeds, or the default."""
         return self.seeds or self.size.seeds
 
     @property
     def all_widths(self) -> tuple[int | None, ...]:
-        """The widths given, or the usual ones; of a cold posterior the first of these."""
+        """The given widths, or the defaults; only the first for a cold posterior."""
         usual = self.size.widths[:1] if self.cold else self.size.widths
         return tuple(dict.fromkeys(self.widths)) or usual
 
     @property
     def all_taus(self) -> tuple[float, ...]:
-        """The taus given, or the usual ones where no temperature is given; ascending."""
+        """The given taus, or the defaults if no temperature is given; ascending."""
         usual = self.size.taus if not (self.etas or self.cold) else None
         return tuple(sorted(self.taus)) or (log_grid(*usual) if usual else ())
 
     def temperatures(self, num_data: int, units: int) -> tuple[float, ...]:
-        """All etas of a network of so many units, or all T, ascending; those that differ by rounding once."""
+        """Return all etas of a network of so many units, or all T, ascending and distinct up to rounding."""
         usual = self.size.etas if not self.taus else None
         given = self.cold or self.etas or (log_grid(*usual) if usual else ())
         return merged((1.0, *given, *(tau * num_data / units for tau in self.all_taus)))
 
     def rows_of(self, available: int) -> int | None:
-        """Training rows to take of so many; None for all."""
+        """Return the number of training rows to use; None for all."""
         return self.size.rows and min(self.size.rows, available) if self.rows is None else self.rows
 
     def draws_of(self, units: int) -> int:
-        """Draws for the predictions of a network of so many units."""
+        """Return the draws for predictions of a network of so many units."""
         return max(self.all_draws, math.ceil((self.neuron_draws or self.size.neuron_draws or 0) / units))
 
     @property
     def all_draws(self) -> int:
-        """The draws given, or the usual ones."""
+        """The given number of draws, or the default."""
         return self.draws or self.size.draws
 
     @property
     def foreign(self) -> str:
-        """The rows from elsewhere."""
+        """The name of the foreign rows."""
         return self.ood or USUAL_FOREIGN.get(self.data, "uniform")
 
     def config(self) -> dict[str, Any]:
-        """The settings as JSON."""
+        """Return the settings as JSON."""
         return as_json(self)
 
     def common(self) -> dict[str, Any]:
-        """The settings on which the numbers of a single fit depend."""
+        """Return the settings that determine a single fit."""
         more = self.neuron_draws or self.size.neuron_draws
         chosen = {"ood": self.foreign, "method": self.method_name, "draws": self.all_draws, "neuron_draws": more}
         return identity(self) | chosen | {"cold": bool(self.cold)}
 
     def search(self, num_data: int) -> "Method":
-        """The search for the mode at which chains of a cold posterior begin: it is the same at every T."""
+        """Return MAP for the mode at which chains of a cold posterior begin, which is the same at every T."""
         from posterity.methods import MAP
         from posterity.optim.optimizer import Adam
         from posterity.optim.schedules import Cosine
@@ -230,7 +230,7 @@ class Settings:
         return MAP(max(1, min(steps // 2, LEAST_STEPS)), batch, Adam(self.architecture.step_size), Cosine())
 
     def _length(self, num_data: int) -> tuple[int, int]:
-        """Rows in a step, and the number of steps."""
+        """Return the rows in a step and the number of steps."""
         size = self.size
         batch = min(self.batch_size or size.batch_size, num_data)
         passes = (self.epochs or size.epochs) * (num_data // batch)
@@ -238,7 +238,7 @@ class Settings:
         return batch, self.steps or (usual if self.epochs is None else passes)
 
     def inference(self, num_data: int, chains: int = 1) -> "Method":
-        """The method of every fit on so many rows; a sampler runs so many together."""
+        """Return the method of a fit on so many rows; a sampler runs so many chains together."""
         from posterity.methods import SGHMC, MeanField, NaturalGradient
         from posterity.methods.parts.gradients import WeightSampling
         from posterity.methods.parts.preconditioners import Plain, RMSprop

@@ -1,4 +1,4 @@
-"""The study as a whole: fits of all widths, means over seeds, the best temperatures, and one document."""
+"""The study: fits of all widths, means over seeds, the best temperatures, tables and JSON."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from posterity.numerics.random import Key
 from posterity.posteriors import Point, Posterior
 from posterity.storage import Part
 from posterity_studies.frame import notes, remark, title
-from posterity_studies.grids import mean_and_spread, nearest, row_as_json
+from posterity_studies.grids import nearest, over_seeds, row_as_json
 from posterity_studies.options import Report, silent
 from posterity_studies.rows import depends_on, own_orders
 from posterity_studies.temperature import cold
@@ -48,12 +48,12 @@ class Cell:
     seed: int
 
     def path(self, folder: Path) -> Path:
-        """Its file in the folder of the study."""
+        """Return its file in the folder of the study."""
         return cell_file(folder / "runs", self.width, f"eta-{self.eta:.12g}", self.seed)
 
     @property
     def temperature(self) -> float:
-        """eta."""
+        """The temperature eta."""
         return self.eta
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ Fit = TypeVar("Fit", Cell, ColdCell)
 
 @dataclass(frozen=True, eq=False)
 class Runs(Sweep[Fit]):
-    """The fits of one width, or chains of a cold posterior: those stored, and those to be made."""
+    """The fits of one width, or the chains of a cold posterior, stored or to be run."""
 
     kind: type[Fit]
 
@@ -81,7 +81,7 @@ class Runs(Sweep[Fit]):
         return "" if self.problem.width is None else f"width {self.problem.width}"
 
     def cells(self) -> list[Fit]:
-        """All of the width, by seed and temperature."""
+        """Return all cells of the width, by seed and temperature."""
         settings, problem = self.settings, self.problem
         temperatures = settings.temperatures(problem.num_data, problem.units)
         return [self.kind(problem.width, each, seed) for seed in range(settings.all_seeds) for each in temperatures]
@@ -106,7 +106,7 @@ class Runs(Sweep[Fit]):
         return Task(str(cells[0]), self._method(cells), self._joint(cells), orders, start, seed=key.seed)
 
     def _modes(self, seeds: Sequence[int], rows: TensorData, key: Key) -> Tensor:
-        """Where MAP leads from the first weights of each seed, (P,) for one seed or a row for each.
+        """Return the mode that MAP reaches from the first weights of each seed, (P,) or (seeds, P).
 
         They are stored: a search on a GPU has other last bits when it is made again, and chains could not go on.
         """
@@ -162,7 +162,7 @@ class Width:
 
 @dataclass(frozen=True)
 class Spread:
-    """The largest less the smallest mean accuracy of some widths, and whether all of them have learnt something."""
+    """The range of mean accuracies of some widths, and whether all of them have learnt something."""
 
     accuracy: float
     learnt: bool
@@ -182,7 +182,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Study:
-    """All that the study found: p, the classes, the widths, a result for each fit, and the fits that diverged."""
+    """The results: p, the classes, the widths, a result for each fit, and the fits that diverged."""
 
     settings: Settings
     num_data: int
@@ -193,30 +193,30 @@ class Study:
     failed: tuple[Cell, ...] = ()
 
     def rows(self, width: Width) -> list[Row]:
-        """The temperatures of a width, ascending; those without a single fit left out."""
+        """Return a row for each temperature of a width that has fits, ascending."""
         results = []
         for eta in width.etas:
             values = [
                 result.scores for result in self.results if (result.cell.width, result.cell.eta) == (width.width, eta)
             ]
             if values:
-                scores = {key: mean_and_spread([scores[key] for scores in values]) for key in values[0]}
+                scores = over_seeds(values)
                 tau = eta * width.units / self.num_data
                 results.append(Row(width.width, width.units, eta, tau, len(values), scores))
         return results
 
     def row(self, width: Width, eta: float) -> Row | None:
-        """The row at a temperature, up to rounding."""
-        there = nearest(width.etas, eta)
-        return next((row for row in self.rows(width) if row.eta == there), None)
+        """Return the row at a temperature, up to rounding."""
+        value = nearest(width.etas, eta)
+        return next((row for row in self.rows(width) if row.eta == value), None)
 
     def best(self, width: Width) -> Row | None:
-        """The temperature with the least mean NLL on held-out training rows; None where none are held out."""
+        """Return the row with the lowest mean NLL on held-out training rows; None without held-out rows."""
         rows = [row for row in self.rows(width) if "held_out_nll" in row.scores]
         return min(rows, key=lambda row: row.scores["held_out_nll"][0], default=None)
 
     def spread(self) -> dict[float, Spread]:
-        """By tau, how far the mean accuracies of wide networks lie apart; empty for fewer than two such."""
+        """Return the range of the mean accuracies of wide networks by tau; empty for fewer than two."""
         least = self.settings.architecture.wide
         wide = [width for width in self.widths if width.width is not None and width.width >= least]
         results = {}
@@ -230,7 +230,7 @@ class Study:
         return results
 
     def notes(self) -> list[str]:
-        """What the study shows, in a few lines."""
+        """Return the results in a few lines."""
         lines = []
         for width in self.widths:
             name = "" if width.width is None else f"width {width.width}: "
@@ -255,7 +255,7 @@ class Study:
         return lines
 
     def document(self) -> dict[str, Any]:
-        """Every number of the study, ready for JSON."""
+        """Return all numbers of the study as JSON."""
         spread = self.spread()
         best = [(width, self.best(width)) for width in self.widths]
         bayes = [(width, self.row(width, 1.0)) for width in self.widths]
@@ -286,7 +286,7 @@ class Study:
 
 
 def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | None = None) -> Study | ColdStudy:
-    """Run the study, or the part of it that `folder` does not hold yet; `report` is told a line about each fit.
+    """Run the study, or the part of it that `folder` does not hold yet; `report` gets a line about each fit.
 
     `rows` are what `read` gives, which is called without them. Temperatures and seeds of a width train together, as
     members or chains, in groups for which there is memory.
@@ -294,12 +294,12 @@ def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | 
     rows = read(settings) if rows is None else rows
     fingerprint = as_data(rows.train.pair).fingerprint()
     held_out = 0 if rows.held_out is None else len(rows.held_out)
-    found = (settings, len(rows.train), held_out, rows.classes)
+    facts = (settings, len(rows.train), held_out, rows.classes)
     problems = [problem(width, rows, settings) for width in settings.all_widths]
     if settings.cold:
         chains = Runs(ColdCell, problems[0], folder, settings, report, fingerprint)
         sampled, lost = chains.results(chains.cells())
-        return ColdStudy(*found, problems[0].units, tuple(sampled), tuple(lost))
+        return ColdStudy(*facts, problems[0].units, tuple(sampled), tuple(lost))
     widths: list[Width] = []
     results: list[Result[Cell]] = []
     failed: list[Cell] = []
@@ -311,7 +311,7 @@ def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | 
         result, diverged = runs.results(runs.cells())
         results += result
         failed += diverged
-    return Study(*found, tuple(widths), tuple(results), tuple(failed))
+    return Study(*facts, tuple(widths), tuple(results), tuple(failed))
 
 
 def show(out: Any, study: Study | ColdStudy) -> None:

@@ -12,8 +12,9 @@ from chromiumtab import Tab
 from posterity.cli.frame.folders import find_run
 from posterity.cli.main import main
 from posterity.cli.serving.app import Limits, make_app
-from posterity.cli.serving.guard import LOOPBACK, Access
+from posterity.cli.serving.guard import Access
 from posterity.cli.serving.server import listen
+from posterity.cli.verbs.serve import LOOPBACK
 
 uvicorn = pytest.importorskip("uvicorn")
 pytestmark = [

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from posterity.cli.frame.fitting import Asked
-from posterity.cli.frame.folding import divided, fold_of
+from posterity.cli.frame.fitting import Fitter
+from posterity.cli.frame.folding import fold_of, training_folds
 from posterity.cli.frame.options import ReadingOptions, TableOptions
 from posterity.cli.frame.sources import find_data
 from posterity.metrics import negative_log_likelihood
@@ -65,10 +65,10 @@ def test_cross_validation_scores_every_row_by_a_fit_without_it(run, files, tmp_p
     assert (document["train_rows"], document["test_rows"], document["cv"]["rows"]) == (ROWS, 0, ROWS)
     whole, asked = (
         source(files / "number.csv", drop=("who", "day"), test_fraction=0.0),
-        Asked("map", Settings(hidden=()), 60.0, "cpu"),
+        Fitter("map", Settings(hidden=()), 60.0, "cpu"),
     )
     nll = []
-    for fold in divided(whole, 3, 0, alike=True):
+    for fold in training_folds(whole, 3, 0, stratified=True):
         own = fold_of(whole, fold)
         assert abs(float(own.data.train.inputs.mean())) < 1e-6  # standardised by its own training rows
         pred, y = own.final_units(asked.fit(own)[0].predict(own.data.test.inputs))
@@ -88,7 +88,7 @@ def test_groups_and_times_divide_rows_everywhere(files):
         train, test = values[list(whole.train)], values[list(whole.test)]
         folds = [
             (values[list(own.train)], values[list(own.test)])
-            for own in (fold_of(whole, fold) for fold in divided(whole, 3, 0, alike=True))
+            for own in (fold_of(whole, fold) for fold in training_folds(whole, 3, 0, stratified=True))
         ]
         for fitted, scored in ((train, test), *folds):
             assert len(scored)
@@ -182,7 +182,7 @@ def test_conformal_sets_and_groups(run, files, tmp_path):
 def test_folds_that_are_finished_are_not_fitted_again(run, files, tmp_path, monkeypatch, content):
     words = ("fit", files / "number.csv", "--target", "y", "--drop", "who", "--cv", "3", "--conformal", "cv+", *PLAIN)
     assert run(*words, "--out", tmp_path / "whole").code == 0
-    real, calls = Asked.fit, []
+    real, calls = Fitter.fit, []
 
     def stopping(self, own):
         calls.append(own)
@@ -191,9 +191,9 @@ def test_folds_that_are_finished_are_not_fitted_again(run, files, tmp_path, monk
         return real(self, own)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Asked, "fit", stopping)
+        patch.setattr(Fitter, "fit", stopping)
         assert run(*words, "--out", tmp_path / "run").code == 130
-    monkeypatch.setattr(Asked, "fit", lambda self, own: (calls.append(own), real(self, own))[1])
+    monkeypatch.setattr(Fitter, "fit", lambda self, own: (calls.append(own), real(self, own))[1])
     assert run(*words, "--out", tmp_path / "run").code == 0
     assert len(calls) == 4  # two folds, one stopped, and that one again
     assert content(tmp_path / "run") == content(tmp_path / "whole")

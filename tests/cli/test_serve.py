@@ -32,9 +32,10 @@ from posterity.cli.main import main
 from posterity.cli.serving.app import Limits, as_json, make_app
 from posterity.cli.serving.batching import Model
 from posterity.cli.serving.few import FewRows
-from posterity.cli.serving.guard import LOOPBACK, Access
+from posterity.cli.serving.guard import Access
 from posterity.cli.serving.page import docs_page, run_page
 from posterity.cli.serving.rows import Reader, Refused
+from posterity.cli.verbs.serve import LOOPBACK
 from posterity.datasets import prepare, read_table
 from posterity.datasets.columns import Column
 from posterity.storage import Part

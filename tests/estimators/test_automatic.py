@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posterity.errors import BadData, BadFolder
 from posterity.estimators import Calibration, Pool, Scale, Shape, Stacked, automatic, fit_automatic
-from posterity.estimators.candidates import Networks, TableRows, Warp, planned, warp_of
+from posterity.estimators.candidates import Networks, TableRows, Warp, make_plan, warp_of
 from posterity.estimators.densities import rounding
 from posterity.estimators.gaussian_process import GaussianProcess, Moments, principal_directions, selected_columns
 from posterity.inference import folds
@@ -110,7 +110,7 @@ def test_stored_and_loaded_predict_the_same(regression: Stacked, classifier: Sta
 
 def test_networks_are_members_of_the_folds(tmp_path: Path) -> None:
     x, y, _ = uneven(60)
-    plan = replace(planned(60, 2, 1, SMALL), steps=20, folds=3, hidden=(4,))
+    plan = replace(make_plan(60, 2, 1, SMALL), steps=20, folds=3, hidden=(4,))
     rows, _ = automatic._rows(x, y, "regression", 0, None, None)
     networks, *others = [c for c in automatic._candidates(rows, plan, (), ()) if c.name == "networks"]
     assert not others
@@ -136,7 +136,7 @@ def test_no_candidate_of_classes_has_weight_zero(classifier: Stacked) -> None:
 
 
 def test_many_rows_or_classes_have_no_likelihood_in_processes() -> None:
-    x, plan = normal("rows", 1300, 2).float(), planned(1300, 2, 2, 60.0)
+    x, plan = normal("rows", 1300, 2).float(), make_plan(1300, 2, 2, 60.0)
     for rows, classes, odds in ((1200, 2, True), (1300, 2, False), (1200, 3, False), (800, 3, True), (100, 6, False)):
         labels = torch.arange(rows) % classes
         table, _ = automatic._rows(x[:rows], labels, "classification", classes, None, None)
@@ -193,7 +193,7 @@ def test_folds_by_group_score_new_groups() -> None:
 
 def test_in_time_order_the_final_networks_have_seen_the_last_rows() -> None:
     x = normal("time", 60, 1).float()
-    plan, rows = replace(planned(60, 1, 1, 60.0), steps=5, members=2), TableRows(x, x, torch.ones(60), 0)
+    plan, rows = replace(make_plan(60, 1, 1, 60.0), steps=5, members=2), TableRows(x, x, torch.ones(60), 0)
     for order, seen in (({}, 48), ({"times": range(60)}, 60)):
         _, final = Networks().fits(rows, folds(60, 5, **order), plan, Key(0))
         assert {member.joint.num_data for member in final().posterior.posteriors} == {seen}
@@ -233,13 +233,13 @@ def test_clock_stops_a_runaway_and_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_plan_follows_from_sizes_and_budget() -> None:
-    plan = planned(200, 10, 1, 60.0)
+    plan = make_plan(200, 10, 1, 60.0)
     assert (plan.folds, plan.settled_by_fold) == (10, True)
-    assert plan == planned(200, 10, 1, 60.0)
-    assert planned(10_000, 10, 1, 60.0).folds == 5
-    assert planned(500, 10, 1, SMALL).steps == 0
-    assert 300 <= planned(10_000, 10, 1, 60.0).steps <= planned(10_000, 10, 1, 120.0).steps
-    assert planned(200, 1000, 1, 60.0).steps < plan.steps  # wider steps cost more
+    assert plan == make_plan(200, 10, 1, 60.0)
+    assert make_plan(10_000, 10, 1, 60.0).folds == 5
+    assert make_plan(500, 10, 1, SMALL).steps == 0
+    assert 300 <= make_plan(10_000, 10, 1, 60.0).steps <= make_plan(10_000, 10, 1, 120.0).steps
+    assert make_plan(200, 1000, 1, 60.0).steps < plan.steps  # wider steps cost more
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_each_door_names_the_other(tmp_path):
     (tmp_path / "rows.csv").write_text("a,y\n" + "".join(f"{i},{i % 7 + i}\n" for i in range(20)))
     words = ("fit", str(tmp_path / "rows.csv"), "--target", "y", "--method", "map", "--hidden", "none", "--quiet")
     assert main([*words, "--out", str(tmp_path / "run")]) == 0
-    with pytest.raises(BadFolder, match=r"holds a run of the command line, no BayesianRegressor. Use it there"):
+    with pytest.raises(BadFolder, match=r"holds a run of the command line, not a BayesianRegressor. Use it there"):
         BayesianRegressor.load(tmp_path / "run")
     regressor("conjugate", network=None).fit(X, Y).save(tmp_path / "saved")
     with pytest.raises(

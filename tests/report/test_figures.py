@@ -102,10 +102,10 @@ def test_confidence_is_for_many_classes(drawn):
     assert len(drawn[0].legends[0].get_texts()) == 3
 
 
-def test_the_lead_of_a_class_is_over_the_best_other_one():
+def test_the_margin_of_a_class_is_over_the_best_other_one():
     probs = torch.tensor([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2]], dtype=torch.float64)
     expected = torch.tensor([[0.2, 0.0], [-0.2, 0.0], [-0.3, -0.2]], dtype=torch.float64)
-    assert torch.allclose(figures._leads(probs), expected)
+    assert torch.allclose(figures.class_margins(probs), expected)
 
 
 def test_bands_split_what_the_weights_leave_open_from_the_noise(drawn):

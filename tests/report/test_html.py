@@ -8,7 +8,6 @@ import struct
 import zlib
 from html import escape
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,7 +81,7 @@ def rows(name="data"):
     return [{**row, "word": "z", "label": "mean", "is_baseline": True, "test_nll": 0.5}, first, second, failed]
 
 
-COLUMNS = [SimpleNamespace(key="test_nll", heading="test NLL"), SimpleNamespace(key="ece", heading="ECE")]
+COLUMNS = {"test_nll": "test NLL", "ece": "ECE"}
 
 
 def whole(name="data"):

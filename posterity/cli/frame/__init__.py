@@ -1,1 +1,1 @@
-"""What verbs share: options, where rows come from, problems and their runs, scores, run folders, output."""
+"""Code that several verbs share: options, sources of rows, tasks and their runs, scores, run folders, output."""

@@ -1,4 +1,4 @@
-"""Baselines that every comparison shows: what needs no network.
+"""Baselines without a network, which every comparison shows.
 
 Regression: the mean of the targets, and Bayesian linear regression. Classes: their frequencies, and logistic
 regression. Each chooses its scales by the evidence, is fitted to the training rows as methods see them, and predicts.
@@ -24,7 +24,7 @@ NEWTON_STEPS, CG_STEPS = 50, 50  # at most, of a fit of logistic regression
 
 @dataclass(frozen=True)
 class Baseline:
-    """A baseline: its word in JSON, its label, and the function that fits it to rows of so many classes."""
+    """A baseline: its word in JSON, its label, and a function (rows, number of classes) that fits it."""
 
     word: str
     label: str
@@ -55,7 +55,7 @@ def constant(rows: LabelledData, classes: int = 0) -> Predictor:
 
 
 def linear(rows: LabelledData, classes: int = 0) -> Predictor:
-    """Bayesian linear regression whose noise and prior scale maximise the evidence, each output by itself.
+    """Fit Bayesian linear regression to each output, with the noise and prior scale of the largest evidence.
 
     The intercept has a flat prior, the weights N(0, s^2 / ridge) for noise of variance s^2. With squared singular
     values d of the centred inputs and the targets' coordinates u along them, the best s^2 for a ridge is
@@ -94,7 +94,7 @@ def frequencies(rows: LabelledData, classes: int) -> Predictor:
 
 
 def logistic(rows: LabelledData, classes: int) -> Predictor:
-    """Multinomial logistic regression at its mode, with the prior scale of the largest evidence.
+    """Fit multinomial logistic regression by its mode, with the prior scale of the largest evidence.
 
     The intercepts have a flat prior, the weights N(0, scale^2). The evidence is Laplace's, log p(y | w) - |w|^2 / (2
     scale^2) - 1/2 log det(1 + scale^2 H), with the curvature H in Kronecker form: the average over rows of
@@ -124,10 +124,10 @@ def logistic(rows: LabelledData, classes: int) -> Predictor:
 
 
 def _logistic_mode(axes: _Axes, labels: Tensor, scale: float, start: Tensor, tolerance: float) -> Tensor:
-    """Intercepts and weights (1 + R, C) of the largest log joint density, by Newton steps from `start`.
+    """Return the intercepts and weights (1 + R, C) at the mode, by Newton steps from `start`.
 
-    It ends where the next step promises less than `tolerance` nats. A step is halved until it lowers the loss. torch's
-    own L-BFGS would do, but loads its compiler, for seconds.
+    The search ends where the next step would gain less than `tolerance` nats. A step is halved until it lowers the
+    loss. torch's own L-BFGS loads torch's compiler, which takes seconds.
     """
     count, classes = len(labels), start.shape[1]
     # The Hessian of the softmax is at most 1 / 2, so in these units the whole Hessian is at most 1, and mostly near it.
@@ -162,7 +162,7 @@ def _logistic_mode(axes: _Axes, labels: Tensor, scale: float, start: Tensor, tol
 
 
 def _conjugate_gradients(curved: Callable[[Tensor], Tensor], wanted: Tensor) -> Tensor:
-    """Solve curved(x) = wanted to a tenth of its length, or better near the solution of the problem at hand."""
+    """Solve curved(x) = wanted by conjugate gradients, to a tenth of its norm, or better where `wanted` is small."""
     x, rest = torch.zeros_like(wanted), wanted
     direction, square = rest, float(rest.square().sum())
     limit = square * min(0.01, square)
@@ -188,7 +188,7 @@ def _logistic_evidence(axes: _Axes, labels: Tensor, scale: float, weights: Tenso
 
 
 def _axes(inputs: Tensor) -> _Axes:
-    """Principal axes of the inputs about their mean, those without any spread left out."""
+    """Return the principal axes of the inputs about their mean, without those of zero variance."""
     inputs = inputs.detach().cpu().double()
     mean = inputs.mean(0)
     away = inputs - mean

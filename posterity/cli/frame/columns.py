@@ -40,11 +40,11 @@ def _scaled(value: float, scale: float) -> float:
 
 @dataclass(frozen=True)
 class Column:
-    """One score: its key in JSON, its heading, the metric, and whether less of it is better.
+    """One score: its key in JSON, its heading, the metric, and whether lower values are better.
 
-    - `wanted` is the ideal value of a score of which neither more nor less is better.
-    - `rescaled` turns its value for targets that were divided by a scale into that for the targets themselves.
-    - `shows`: whether it stands in the short tables, of several methods or of one fit.
+    - `wanted` is the ideal value of a score for which neither lower nor higher is better.
+    - `rescaled` (value, scale) converts a score of targets divided by `scale` into the score of the targets.
+    - `shows`: whether the short tables have it, of several methods or of one fit.
     - `resamples`: whether a bootstrap interval is valid; calibration errors are biased on repeated rows.
     """
 
@@ -58,12 +58,16 @@ class Column:
     resamples: bool = True
 
     def shown(self, value: float | None) -> str:
-        """The value as tables show it: with four decimals, and two significant digits at least."""
+        """Return the value as tables show it: four decimals, at least two significant digits."""
         power = math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
         return number(value, 5 if power >= 0 else max(2, 5 + power))
 
+    def interval(self, ends: Sequence[float] | None) -> str:
+        """Return the ends of an interval as tables show them; "" for no interval."""
+        return "" if ends is None else f"{self.shown(ends[0])} to {self.shown(ends[1])}"
+
     def worse(self, value: float) -> float:
-        """A number that is the less the better the value."""
+        """Return a number that is lower for a better value."""
         if self.wanted is not None:
             return abs(value - self.wanted)
         return value if self.lower_is_better else -value
@@ -71,13 +75,13 @@ class Column:
 
 @mean_over_rows
 def _crps(pred: Predictive, y: Tensor) -> Tensor:
-    """CRPS, by samples where a mixture has so many normals that their pairs would take long."""
+    """Return the CRPS of each row, by samples for mixtures of more than 30 normals, whose pairs are expensive."""
     return crps.rows(pred, y, most_normals=30)
 
 
 @lru_cache(maxsize=1)
 def _interval(pred: Predictive, level: float) -> tuple[Tensor, Tensor]:
-    """The central interval, which coverage and width share: its ends may take seconds."""
+    """Return the central interval, cached for coverage and width: its ends may take seconds to find."""
     return pred.interval(level)
 
 
@@ -112,7 +116,7 @@ _NUMBERS = (
 
 @lru_cache(maxsize=8)
 def _at_level(level: float) -> tuple[Column, ...]:
-    """Coverage and width of the central intervals of this level."""
+    """Return the columns for coverage and width of central intervals of this level."""
     coverage, width = (mean_over_rows(lambda pred, y, rows=rows: rows(pred, y, level)) for rows in (_coverage, _width))
     at = "" if level == LEVEL else f" at {100 * level:g} %"
     return (
@@ -122,19 +126,19 @@ def _at_level(level: float) -> tuple[Column, ...]:
 
 
 def all_columns(data: DataSet, level: float = LEVEL) -> tuple[Column, ...]:
-    """Every score that suits the data; coverage and width are of intervals of this level."""
+    """Return all scores for this task; coverage and width are of intervals of this level."""
     return _CLASSES if data.task == "classification" else (*_NUMBERS, *_at_level(level))
 
 
 def columns(data: DataSet) -> tuple[Column, ...]:
-    """The scores of short tables."""
+    """Return the scores of the short tables."""
     return tuple(column for column in all_columns(data) if column.shows)
 
 
 def scores(predictive: Predictive, source: Source) -> dict[str, float | None]:
-    """Every score of predictions at the test rows, by key, in the units of the file if they come from one.
+    """Return all scores at the test rows by key, in units of the file if there is one.
 
-    None where a score is not defined, such as the AUROC of rows of one class.
+    A score that is not defined is None, such as the AUROC of rows of one class.
     """
     predictive, targets, scale = source.own_units(predictive)
     return {
@@ -146,7 +150,7 @@ def scores(predictive: Predictive, source: Source) -> dict[str, float | None]:
 def scores_and_intervals(
     predictive: Predictive, source: Source, level: float = LEVEL
 ) -> tuple[dict[str, float | None], dict[str, list[float] | None]]:
-    """The same, and the ends of each score's bootstrap interval over the test rows; None where it has none.
+    """Return `scores` and the bootstrap interval of each over the test rows, None where it has none.
 
     Coverage and width are of central intervals of this level.
     """
@@ -169,13 +173,13 @@ def scores_and_intervals(
 
 
 def pooled_scores(parts: Sequence[tuple[Predictive, Tensor]], data: DataSet) -> tuple[dict[str, JSON], dict[str, JSON]]:
-    """The scores of all rows of several predictives with their targets, in one unit, and their bootstrap intervals.
+    """Return the scores of the rows of all parts (predictive, targets) together, and their bootstrap intervals.
 
-    Scores that are biased on few rows, or that are not defined, are left out.
+    All parts are in the same units. Scores without a valid bootstrap, or that are not defined, are left out.
     """
     targets = torch.cat([y.cpu() for _, y in parts])
     means = torch.cat([pred.mean.double().cpu() for pred, _ in parts])
-    pooled: Predictive = (  # scores that are no means over rows depend on the means alone
+    pooled: Predictive = (  # scores that are not means over rows depend only on the predicted means
         ClassPredictive(means) if parts[0][0].classifies else GaussianPredictive(means, 0.0 * means, means.new_ones(1))
     )
     values: dict[str, JSON] = {}
@@ -199,17 +203,17 @@ def _known(value: float) -> float | None:
 
 
 def nll_rows(predictive: Predictive, source: Source) -> Tensor:
-    """The NLL of each test row, (N,), in the units of the file if they come from one."""
+    """Return the NLL of each test row, (N,), in units of the file if there is one."""
     predictive, targets, scale = source.own_units(predictive)
     return negative_log_likelihood.rows(predictive, targets) + math.log(scale)
 
 
 BY_DEFINITION = (("frequencies", "ece"), ("mean", "coverage"))
-"""Baselines that are calibrated by what they are, and do not compete for it."""
+"""Baselines that are calibrated by construction, with the score for which they are not ranked."""
 
 
 def best(rows: Mapping[str, Mapping[str, float | None]], data: DataSet) -> dict[str, tuple[str, ...]]:
-    """For each score of the short table, the rows that are best as shown; none where all rows show the same."""
+    """Return for each score of the short table the rows with the best shown value; none if all show the same."""
     winning = {}
     for column in columns(data):
         values = {

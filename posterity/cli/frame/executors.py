@@ -13,7 +13,7 @@ IN_TURN, PROCESSES, RAY = WORDS = ("in-turn", "processes", "ray")
 
 
 def executor_option(usual: str, panel: str) -> Any:
-    """The option --executor, on which no number depends; `usual` says what stands for it where it is left out."""
+    """Return the field of --executor, on which no result depends; `usual` describes its default."""
     return option(
         None,
         help=f"Where fits run: {', '.join(WORDS)} (a cluster on this machine), or ray://HOST:PORT.",
@@ -35,7 +35,7 @@ def _check(name: str, word: str) -> None:
 
 @dataclass(frozen=True)
 class ExecutorOption:
-    """Where the fits of a verb run that fits many."""
+    """Where a verb with many fits runs them."""
 
     executor: str | None = executor_option(IN_TURN, "Method")
 
@@ -46,9 +46,10 @@ class ExecutorOption:
 def executor_named(
     word: str | None, jobs: int | None = None, threads: int | None = None, gpus: float = 0.0
 ) -> "Executor":
-    """The executor of `jobs` fits at a time, or of one for each core; None is `processes` where `jobs` is above 1.
+    """Return the executor of this name, with `jobs` fits at a time (None: one for each core).
 
-    Each fit has `threads` threads; None is as many as this process has. On a cluster each fit reserves `gpus`.
+    Without a name it is `processes` if `jobs` is above 1, else `in-turn`. Each fit has `threads` threads; None: as many
+    as this process. On a cluster each fit reserves `gpus`.
     """
     from posterity.inference import Processes, Ray, Sequential
 

@@ -1,4 +1,4 @@
-"""Finished runs as programs: a model of table columns in their own units."""
+"""Export of finished runs: programs that take the columns of a table in the units of the file."""
 
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from posterity.storage import RunFolder
 
 
 class TableModule(nn.Module):
-    """Predictions at columns of a table, in the units of the file, which are standardised here.
+    """A module that predicts from the columns of a table in units of the file, and standardises them itself.
 
-    Takes (N, D) in float64: numbers as the file has them, nan where one is missing, and 1 or 0 for each category,
+    It takes (N, D) in float64: numbers as the file has them, nan where one is missing, and 1 or 0 for each category,
     boolean and indicator of a missing value. Means and standard deviations are in the units of the target, or of its
     logarithm where that was modelled.
     """
@@ -46,7 +46,7 @@ class TableModule(nn.Module):
 
 
 def _rules(column: Any) -> list[tuple[float, float, float]]:
-    """Mean, scale and filling value of each input that a column is encoded as."""
+    """Return the mean, scale and fill value of each input of an encoded column."""
     own = [(0.0, 1.0, 0.0)] * len(column.features)
     if column.kind != "category":
         own[0] = (column.mean, column.scale, column.fill)
@@ -54,26 +54,26 @@ def _rules(column: Any) -> list[tuple[float, float, float]]:
 
 
 def described(fitted: Preprocessing) -> list[dict[str, str]]:
-    """What each input of a `TableModule` is, in order."""
+    """Describe each input of a `TableModule`, in order."""
     rows = []
     for column in fitted.inputs:
         for name in column.features:
             if name == f"{column.name} missing":
-                said = "1 where the field is empty, else 0"
+                value = "1 where the field is empty, else 0"
             elif column.kind == "category":
-                said = f"1 where the {column.part or 'field'} is {name.removeprefix(f'{column.label}=')}, else 0"
+                value = f"1 where the {column.part or 'field'} is {name.removeprefix(f'{column.label}=')}, else 0"
             elif column.kind == "boolean":
-                said = f"1 where the field is {column.categories[1]}, else 0" if column.categories else "1 or 0"
+                value = f"1 where the field is {column.categories[1]}, else 0" if column.categories else "1 or 0"
             elif column.part:
-                said = f"the {column.part} of the date"
+                value = f"the {column.part} of the date"
             else:
-                said = "the number" + ", divided by 100" * (column.sign == "%") + ", nan where it is missing"
-            rows.append({"name": name, "column": column.name, "value": said})
+                value = "the number" + ", divided by 100" * (column.sign == "%") + ", nan where it is missing"
+            rows.append({"name": name, "column": column.name, "value": value})
     return rows
 
 
 def check_exportable(opened: Run, path: Path) -> Posterior:
-    """The posterior of a run, or a `UsageError` where it has none that could be exported."""
+    """Return the posterior of a run; raise a `UsageError` if it or the path cannot be exported."""
     if opened.config["method"] == AUTO or not isinstance(opened.posterior, Posterior):
         raise UsageError(
             "export: the run was fitted by auto, which stacks models that keep training rows; no program holds them.",
@@ -87,7 +87,7 @@ def check_exportable(opened: Run, path: Path) -> Posterior:
 
 
 def write_run(run: Path, opened: Run, path: Path, draws: int | None, seed: int) -> dict[str, Any]:
-    """Write the program or the folder of a run; return what is said of it."""
+    """Write the program or the folder of a run; return a description of it as JSON."""
     q, fitted, config = check_exportable(opened, path), opened.preprocessing, opened.config
     about = {"data": config["data"], "task": config["task"], "method": config["method"], "classes": config["classes"]}
     columns = [] if fitted is None else described(fitted)

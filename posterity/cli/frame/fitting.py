@@ -1,4 +1,4 @@
-"""Fits of a method to rows, by a word: the stages of a recipe, or `auto`; and what run folders keep of them."""
+"""Fits of methods by name, either the stages of a recipe or `auto`, and loading of the fitted models."""
 
 import time
 from collections.abc import Mapping
@@ -23,13 +23,13 @@ from posterity.recipes.stages import threads
 from posterity.storage.part import JSON
 
 Model = Posterior | Stacked
-OF_AUTO = ("seed", "class_weight")  # settings that auto takes
-UNITS = 50  # that stand for the networks of auto where the number of threads is chosen
+OF_AUTO = ("seed", "class_weight")  # the settings that auto reads
+UNITS = 50  # assumed width of auto's networks, for the number of threads
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A method with its settings, which can be fitted to any rows; `note` says which it is where none was named."""
+class Fitter:
+    """A method with its settings, to be fitted to any rows; `note` tells the user which method was chosen for them."""
 
     method: str
     settings: Settings
@@ -39,7 +39,7 @@ class Asked:
     executor: str | None = None
 
     def fit(self, source: Source) -> tuple[Model, dict[str, JSON] | None]:
-        """The model of the training rows, and the configuration of its network if it has one."""
+        """Fit the training rows; return the model and the configuration of its network, None for `auto`."""
         if self.method == AUTO:
             return self.automatic(source, quiet=False), None
         task, posterior = task_of(source, (self.method,), self.settings, self.device), None
@@ -50,7 +50,7 @@ class Asked:
         return posterior, task.network.config
 
     def automatic(self, source: Source, *, quiet: bool = True) -> Stacked:
-        """The model that `auto` chooses for the training rows, under a bar on a terminal."""
+        """Fit the training rows by `auto`, with a progress bar on a terminal."""
         data, fitted = source.data, source.preprocessing
         inputs, targets, *weights = training_rows(filled(self.settings, source, ()), data)
         plain = data.classes is None and fitted is not None
@@ -72,7 +72,7 @@ class Asked:
             )
 
     def auto_config(self, source: Source) -> dict[str, JSON]:
-        """All that a run of `auto` depends on, and what it takes to use it, as JSON."""
+        """Return as JSON all settings that determine a run of `auto`, and the facts that loading it needs."""
         classes = source.data.classes
         return {
             "data": source.data.name,
@@ -87,14 +87,14 @@ class Asked:
 
 
 def not_for_auto(settings: Settings, *, log_target: bool) -> list[str]:
-    """The options that differ from their defaults and that auto does not take."""
+    """Return the flags of options that differ from their defaults and that auto does not read."""
     plain = Settings()
     others = [f.name for f in fields(settings) if getattr(settings, f.name) != getattr(plain, f.name)]
     return [flag(name) for name in (*others, *["log_target"] * log_target) if name not in OF_AUTO]
 
 
 def check_auto(settings: Settings, *, log_target: bool) -> None:
-    """`UsageError` where an option is given that auto does not take."""
+    """Raise a `UsageError` for an option that auto does not read."""
     if log_target:
         raise UsageError(
             "--log-target is not for auto, which itself models the logarithm of a skewed target above 0, among others.",
@@ -107,12 +107,12 @@ def check_auto(settings: Settings, *, log_target: bool) -> None:
         )
 
 
-def asked_for(
+def make_fitter(
     data: str, option: MethodOption, settings: Settings, device: str, executor: str | None, *, log_target: bool
-) -> Asked:
-    """The method that was named, or the usual one; `UsageError` where options do not suit it.
+) -> Fitter:
+    """Return the named method with its settings, or the default one; raise a `UsageError` for unsuitable options.
 
-    Files get `auto`, unless an option is given that it does not take.
+    The default for files is `auto`, unless an option is given that it does not read.
     """
     others = not_for_auto(settings, log_target=log_target)
     method, note = option.method, ""
@@ -128,25 +128,25 @@ def asked_for(
             f"--seconds is the budget of auto, and the method is {method}.",
             "leave --seconds out, or use --method auto.",
         )
-    return Asked(method, settings, option.seconds or SECONDS, device, note, executor)
+    return Fitter(method, settings, option.seconds or SECONDS, device, note, executor)
 
 
-def timed_automatic(asked: Asked, source: Source, *, quiet: bool) -> tuple[Stacked, float]:
-    """What `auto` makes of the training rows, and the seconds it took, which are said."""
+def timed_automatic(fitter: Fitter, source: Source, *, quiet: bool) -> tuple[Stacked, float]:
+    """Fit the training rows by `auto`; return the model and the seconds, which are logged."""
     begin = time.perf_counter()
-    model = asked.automatic(source, quiet=quiet)
+    model = fitter.automatic(source, quiet=quiet)
     seconds = time.perf_counter() - begin
     log(f"{AUTO}, {seconds:.1f} s", quiet=quiet)
     return model, seconds
 
 
 def stored_model(path: Path, config: Mapping[str, Any], network: Mapping[str, Any] | None) -> Model:
-    """The model in a run folder, whose network is built anew; BadFolder where it does not suit the run."""
+    """Load the model of a run folder, rebuilding its network; raise BadFolder if it does not fit the run."""
     if network is None:
         model = Stacked.load(path)
         wanted = (config["inputs"], len(config["classes"] or ()))
         if (model.columns, model.classes) != wanted:
-            raise BadFolder("Its inputs or classes are of another run. Fit it anew.")
+            raise BadFolder("Its inputs or classes belong to another run. Fit it anew.")
         return model
     try:
         module = MLP(**network)

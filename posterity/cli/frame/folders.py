@@ -1,4 +1,4 @@
-"""Run folders of the command line."""
+"""Run folders of the command line: they are written by `Slot` and read by `find_run`."""
 
 import codecs
 import re
@@ -12,18 +12,18 @@ from torch import Tensor
 
 from posterity.cli.frame.fitting import Model, stored_model
 from posterity.cli.frame.options import AUTO, METHODS, ReadingOptions, TableOptions
-from posterity.cli.frame.output import UsageError, option_values
+from posterity.cli.frame.output import UsageError, hint, option_values
 from posterity.cli.frame.outside import stored_reach
 from posterity.cli.frame.sources import (
     Source,
     find_data,
     num_inputs,
-    other_source,
     own_source,
+    source_of_table,
     stored_hashes,
     stored_preprocessing,
 )
-from posterity.datasets import TOYS, LabelledData, Preprocessing, load
+from posterity.datasets import TOYS, LabelledData, Preprocessing, load, read_table
 from posterity.datasets.splitting import SEPARATORS
 from posterity.errors import BadData, BadFolder, shown, unknown
 from posterity.options import as_json, describe, from_mapping, types, words
@@ -34,7 +34,7 @@ from posterity.storage.part import JSON
 from posterity.storage.schema import check_fields, reading
 
 STAGES = "stages"
-TASK: dict[str, Any] = {  # what every run stores of its task, beside the settings
+TASK: dict[str, Any] = {  # types of the facts that every run stores, besides its settings
     "data": str,
     "method": str,
     "task": Literal["regression", "classification"],
@@ -43,26 +43,26 @@ TASK: dict[str, Any] = {  # what every run stores of its task, beside the settin
 }
 TASK_OF_METHODS = {**TASK, "network": dict[str, Any]}
 TASK_OF_AUTO = {**TASK, "inputs": int, "seconds": float}
-AS_BEFORE = ("map", "laplace", "ensemble", "conjugate", "nuts")  # what they do with all options given is as in 0.1.0
+AS_BEFORE = ("map", "laplace", "ensemble", "conjugate", "nuts")  # the same as in 0.1.0 with all options given
 ANEW = "give another folder to --out, or --force to start anew: what is there is replaced when the new run is complete."
 
 
 class Slot:
-    """The place of a run: a finished one in the folder itself, one under way in its subfolder `stages`.
+    """A run folder to write: the finished run in the folder itself, a run in progress in its subfolder `stages`.
 
-    `config` is all that the run depends on. `stages` is a run folder too, whose one part says what is being run
-    there; each stage has a folder of its own beside it. A finished run has no `stages`.
+    `config` determines the run. `stages` is a run folder too, whose only part is the `config` of the run in progress;
+    each stage has a folder next to it. A finished run has no `stages`.
     """
 
     def __init__(self, path: Path, config: dict[str, JSON]) -> None:
-        """Take the folder, and all that the run depends on."""
+        """Take the folder, and the configuration that determines the run."""
         self.path = path
         self.config = config
         self._folder = RunFolder(path)
         self._stages = RunFolder(path / STAGES)
 
     def finished(self, *, force: bool) -> bool:
-        """Whether the folder holds this run, complete and unaltered. BadFolder where it holds something else."""
+        """Return whether the folder holds this run, complete and unaltered; raise BadFolder for other contents."""
         processes = active()
         if processes is None:
             return self._finished(force)
@@ -73,7 +73,7 @@ class Slot:
             self._refuse_foreign()
             return False
         if force:
-            self._folder.parts()  # a folder that could not be replaced in the end is refused now
+            self._folder.parts()  # refuse now a folder that could not be replaced at the end
             return False
         self._same(self._folder.read("task"), "another run")
         for part in self._folder.parts():
@@ -83,7 +83,7 @@ class Slot:
 
     @contextmanager
     def running(self, *, force: bool) -> Iterator[None]:
-        """Hold the place while the run goes on; BadFolder where another run is under way there."""
+        """Lock the folder during the run; raise BadFolder if another run is in progress there."""
         with ExitStack() as held:
             done_by_first(lambda: held.enter_context(self._held(force)))
             yield
@@ -123,7 +123,7 @@ class Slot:
         return self._stages.path
 
     def part(self, name: str) -> dict[str, Any]:
-        """A part of the finished run that is JSON only."""
+        """Return a part of the finished run that is only JSON."""
         return dict(self._folder.read(name).config)
 
     def stage(self, number: int, name: str) -> Path:
@@ -131,7 +131,7 @@ class Slot:
         return self._stages.path / f"{number}-{name}"
 
     def finish(self, parts: Mapping[str, Part]) -> None:
-        """Put the whole result in its place in one step, then remove the stages."""
+        """Commit the finished run in one step, then remove the stages."""
         self._folder.commit({**parts, "task": Part(self.config)}, drop=["*"])
         self.discard()
 
@@ -141,7 +141,7 @@ class Slot:
             disk.remove(self._stages.path)
 
     def scores(self, keys: Iterable[str]) -> dict[str, Any]:
-        """The scores of the finished run; BadFolder unless these are among them."""
+        """Return the scores of the finished run; raise BadFolder if one of `keys` is missing."""
         with reading(f"Run folder '{self.path}': part 'scores'"):
             values = dict(self._folder.read("scores").config)
             check_fields(
@@ -150,34 +150,31 @@ class Slot:
         return values
 
     def _same(self, stored: Part, what: str) -> None:
-        for name in (*self.config, *stored.config):
-            there, wanted = stored.config.get(name), self.config.get(name)
-            if there != wanted and name == "sha256" and there and wanted:
-                changed = BadFolder(
-                    f"'{self.path}' holds {what}: it was fitted to {self.config['data']} with other content. The file "
-                    f"has changed: its SHA-256 was {str(there)[:12]}... and is {str(wanted)[:12]}... now."
-                )
-                changed.add_note(ANEW)
-                raise changed
-            if there != wanted:
-                error = BadFolder(
-                    f"'{self.path}' holds {what}: its {name} is {shown(there)} and {shown(wanted)} was asked for."
-                )
-                error.add_note(ANEW)
-                raise error
-        if stored.older and (then := _meant_then(self.config)):
-            error = BadFolder(f"'{self.path}' holds {what}, of posterity 0.1.0, where {then}.")
-            error.add_note(ANEW)
-            raise error
+        with hint(BadFolder, ANEW):
+            for name in (*self.config, *stored.config):
+                there, wanted = stored.config.get(name), self.config.get(name)
+                if there != wanted and name == "sha256" and there and wanted:
+                    raise BadFolder(
+                        f"'{self.path}' holds {what}: it was fitted to {self.config['data']} with other content. The "
+                        f"file has changed: its SHA-256 was {str(there)[:12]}... and is {str(wanted)[:12]}... now."
+                    )
+                if there != wanted:
+                    raise BadFolder(
+                        f"'{self.path}' holds {what}: its {name} is {shown(there)} and {shown(wanted)} was asked for."
+                    )
+            if stored.older and (then := _meant_then(self.config)):
+                raise BadFolder(f"'{self.path}' holds {what}, of posterity 0.1.0, where {then}.")
 
     def _refuse_foreign(self) -> None:
-        """A folder with other things in it is not ours to write in."""
+        """Raise BadFolder for a file, or a folder with other contents."""
         if self.path.is_file():
             raise BadFolder(f"'{self.path}' is a file. Give a folder to --out.")
         if self.path.is_dir() and not self._stages.exists():
             others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
             if STAGES in others and not _is_fresh(self._stages.path):
-                raise BadFolder(f"'{self.path}' has a folder '{STAGES}' that is not of a run. Give another to --out.")
+                raise BadFolder(
+                    f"'{self.path}' has a folder '{STAGES}' that is not part of a run. Give another to --out."
+                )
             if set(others) - {STAGES}:
                 raise BadFolder(
                     f"'{self.path}' is not a run folder: it holds '{others[0]}' and no manifest.json. "
@@ -185,17 +182,17 @@ class Slot:
                 )
 
     def _clear_leftovers(self) -> None:
-        """Remove the stages of this same run, left by a process killed after the result was in its place."""
+        """Remove stages of this run that a process left which was killed after it committed the result."""
         try:
             other = self._stages.exists() and self._stages.read("task").config != self.config
         except BadFolder:  # half removed
             other = False
-        if not other and _is_ours(self._stages.path):  # another run begun with --force may still go on
+        if not other and _is_ours(self._stages.path):  # another run, begun with --force, may be in progress
             self.discard()
 
 
 def _meant_then(config: Mapping[str, JSON]) -> str:
-    """What this command meant to release 0.1.0 where that is not what it means now; else nothing."""
+    """Return what release 0.1.0 did for this command if it was something else, else ""."""
     method = config["method"]
     if config.get("noise") == "learn":
         return "the noise was fitted along with the weights"
@@ -205,7 +202,7 @@ def _meant_then(config: Mapping[str, JSON]) -> str:
 
 
 def open_run(path: Path) -> tuple[dict[str, Any], Model]:
-    """What a finished run was, and its posterior with the network built anew."""
+    """Load the configuration and the model of a finished run, rebuilding the network."""
     config: dict[str, Any] = dict(RunFolder(path).read("task").config)
     with reading(f"Run folder '{path}': part 'task'"):
         wanted = TASK_OF_AUTO if config["method"] == AUTO else TASK_OF_METHODS
@@ -233,23 +230,23 @@ def open_run(path: Path) -> tuple[dict[str, Any], Model]:
 
 
 def _is_ours(stages: Path) -> bool:
-    """Whether nothing but what a run puts there is in the folder, be it half removed."""
+    """Return whether the folder holds only files of a run, perhaps partly removed."""
     return not stages.is_dir() or all(
         re.fullmatch(r"\..*|manifest\.json|task-[0-9a-f]+|[0-9]+-[a-z-]+", entry.name) for entry in stages.iterdir()
     )
 
 
 def _is_fresh(stages: Path, *more: str) -> bool:
-    """Whether nothing but the beginnings of a first commit (and `more`) is in the folder."""
+    """Return whether the folder holds only an unfinished first commit (and names that start with `more`)."""
     return all(entry.name.startswith((".", "task-", *more)) for entry in stages.iterdir())
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A finished run: all it depended on, and its posterior; of one on a file, the file and its preprocessing too.
+    """A finished run: its configuration and posterior, and for a run on a file the file and its preprocessing.
 
-    `fitted` are the hashes of the rows that it was fitted to, and `reach` says how far these reach; None for runs of
-    earlier releases, which do not have them.
+    `fitted` has the hashes of the training rows and `reach` their ranges (see `outside.reach`); both are None for runs
+    of earlier releases, which did not store them.
     """
 
     config: dict[str, Any]
@@ -261,13 +258,13 @@ class Run:
 
 
 def find_run(path: Path) -> Run:
-    """The run in a folder; BadFolder where there is none that is sound."""
+    """Load the run of a folder; raise BadFolder if there is none, or a damaged one."""
     folder = RunFolder(path)
-    try:
+    with hint(BadFolder, "a run folder is made by 'posterity fit DATA --out RUN'."):
         if folder.exists() and "estimator" in folder.parts():
             kind = folder.read("estimator").config.get("estimator")
             raise BadFolder(
-                f"'{path}' holds a {kind} that was saved in Python, no run of the command line. "
+                f"'{path}' holds a {kind} that was saved in Python, not a run of the command line. "
                 f"Use it there: posterity.estimators.{kind}.load('{path}')."
             )
         config, posterior = open_run(path)
@@ -277,21 +274,19 @@ def find_run(path: Path) -> Run:
         if "preprocessing" not in folder.parts():
             return Run(config, posterior, fitted=fitted, reach=reach)
         return Run(config, posterior, *stored_preprocessing(folder.read("preprocessing"), path, config), fitted, reach)
-    except BadFolder as error:
-        error.add_note("a run folder is made by 'posterity fit DATA --out RUN'.")
-        raise
 
 
 def find_rows(run: Run, data: str | None, reading: ReadingOptions, verb: str, *, targets: bool) -> Source:
-    """The rows that --data names, or the run's own test rows; BadData where the run does not fit them.
+    """Return the rows that --data names, or the run's own test rows; raise BadData if they do not suit the run.
 
-    With `targets` the rows are to be scored, so they must have them; without, every row of a file is kept.
+    With `targets`, rows without a target are left out; without, every row of a file is kept.
     """
     with option_values(verb):
         if run.preprocessing is not None and data not in TOYS:
             assert run.file is not None
             if data is not None:
-                return other_source(Path(data), run.preprocessing, _read_as_before(run, reading), targets=targets)
+                how = as_json(_read_as_before(run, reading))
+                return source_of_table(read_table(Path(data), **how), Path(data), run.preprocessing, targets=targets)
             if word := next(words(reading), ""):
                 raise UsageError(f"{word} is for --data FILE.", "the run's own file is read as it was before.")
             return own_source(run.file, run.config, run.preprocessing)
@@ -307,7 +302,7 @@ def find_rows(run: Run, data: str | None, reading: ReadingOptions, verb: str, *,
 
 
 def training_rows(run: Run) -> LabelledData | None:
-    """The rows that the run was fitted to, as it encoded them; None where its file is gone or has changed."""
+    """Return the training rows of the run, encoded as in the run; None if its file is gone or has changed."""
     name = str(run.config["data"])
     if run.preprocessing is None:
         return load(name).train if name in TOYS else None
@@ -319,7 +314,7 @@ def training_rows(run: Run) -> LabelledData | None:
 
 
 def _read_as_before(run: Run, reading: ReadingOptions) -> ReadingOptions:
-    """What is said now of how to read the file, and else what was said when the run was fitted."""
+    """Return the reading options given now, filled up by those with which the run was fitted."""
     unsaid = [name for name, value in as_json(reading).items() if value is None]
     return replace(reading, **{name: run.config.get(name) for name in unsaid})
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posterity.cli.frame.executors import executor_named
-from posterity.cli.frame.fitting import Asked, Model, stored_model
+from posterity.cli.frame.fitting import Fitter, Model, stored_model
 from posterity.cli.frame.output import UsageError, log
 from posterity.cli.frame.sources import Source, at_most
 from posterity.datasets import LabelledData, Preprocessing
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from posterity.cli.frame.folders import Run
 
 NUM_FOLDS = 5
-"""Folds of CV+, and one of so many is what split conformal prediction keeps out of the fit."""
+"""Number of folds of CV+. Split conformal prediction keeps one of as many folds out of the fit."""
 
 NAME = "fold{number}."
-"""What stands before the names of the parts of a fold's model in a run folder."""
+"""Prefix of the parts of a fold's model in a run folder."""
 
 
 @dataclass(frozen=True, eq=False)
 class FoldModel:
-    """A model of some of the training rows, with the encoding of these rows; `network` is the one it has, if any."""
+    """A model fitted to part of the training rows, with their encoding; `network` is its configuration, if any."""
 
     model: Model
     preprocessing: Preprocessing | None
     network: dict[str, Any] | None
 
     def predict(self, source: Source) -> tuple[Predictive, Tensor]:
-        """What it predicts for the test rows of a source, in units of the file, and their targets in these units."""
+        """Return the predictive at the test rows of a source, and their targets, both in units of the file."""
         own = source
         if self.preprocessing is not None and self.preprocessing is not source.preprocessing:
             assert source.table is not None
@@ -52,14 +52,14 @@ class FoldModel:
         return own.affine_units(pred)[0], source.affine_units(pred)[1]  # targets are encoded as the source has it
 
     def parts(self) -> dict[str, Part]:
-        """All of it as parts of a run folder."""
+        """Return the model and its encoding as parts of a run folder."""
         tensors: dict[str, Tensor] = {}
         config = {"network": self.network, "preprocessing": encode(self.preprocessing, tensors)}
         return {**self.model.parts(), "fold": Part(config, tensors)}
 
     @classmethod
     def load(cls, path: Path, config: Mapping[str, Any]) -> "FoldModel":
-        """Read the model in a run folder of its own; `config` is what the run stores of its task."""
+        """Load the model from a run folder with nothing else in it; `config` is the configuration of the run."""
         part = RunFolder(path).read("fold")
         with reading(f"Run folder '{path}': part 'fold'"):
             preprocessing, network = decode(part.config["preprocessing"], part.tensors), part.config["network"]
@@ -73,7 +73,7 @@ class FoldModel:
 
 
 def fold_of(source: Source, fold: Fold) -> Source:
-    """The source that trains on one part of the training rows and tests on another, encoded by the first alone."""
+    """Return the source with the training and test rows of a fold, encoded by its training rows alone."""
     by = {name: values[fold.train.numpy()] for name, values in source.by.items()}
     if source.table is None or source.preprocessing is None:
         rows = source.data.train
@@ -82,7 +82,7 @@ def fold_of(source: Source, fold: Fold) -> Source:
     index, table = torch.tensor(source.train, device="cpu"), source.table
     train, test = index[fold.train], index[fold.test]
     fitted = Preprocessing.fit(table, train, log_target=source.log_target)
-    if source.data.classes:  # one of them may be missing from these rows
+    if source.data.classes:  # a class may be missing from these rows
         fitted = replace(fitted, target=source.preprocessing.target)
     return replace(
         source,
@@ -104,19 +104,19 @@ def _encoded(fitted: Preprocessing, source: Source, rows: Tensor) -> LabelledDat
     return LabelledData(inputs, targets)
 
 
-def divided(source: Source, num_folds: int, seed: int, *, alike: bool) -> tuple[Fold, ...]:
-    """Folds of the training rows: at random, by group, or in time order.
+def training_folds(source: Source, num_folds: int, seed: int, *, stratified: bool) -> tuple[Fold, ...]:
+    """Divide the training rows into folds: at random, by group, or in time order.
 
-    `alike` in classes they are better to score by, but then rows of a fold are not exchangeable with new rows, as
-    conformal prediction needs them.
+    Folds that are `stratified` by class score with less variance. Their rows are not exchangeable with new rows, which
+    conformal prediction needs.
     """
-    labels = source.data.train.targets.cpu() if source.data.classes and alike else None
+    labels = source.data.train.targets.cpu() if source.data.classes and stratified else None
     return folds(len(source.data.train), num_folds, labels=labels, seed=seed, **source.by)
 
 
-def without_calibration(source: Source, seed: int) -> tuple[Source, Source]:
-    """The source with a fold of its training rows kept out of the fit, and the source that tests on these rows."""
-    held = fold_of(source, divided(source, at_most(NUM_FOLDS, source.by), seed, alike=False)[-1])
+def split_calibration(source: Source, seed: int) -> tuple[Source, Source]:
+    """Return the source without one fold of its training rows, and the source whose test rows are that fold."""
+    held = fold_of(source, training_folds(source, at_most(NUM_FOLDS, source.by), seed, stratified=False)[-1])
     rest = held.data.train
     if held.preprocessing is None:
         test = source.data.test
@@ -126,36 +126,43 @@ def without_calibration(source: Source, seed: int) -> tuple[Source, Source]:
 
 
 def fold_models(
-    asked: Asked, source: Source, num_folds: int, config: Mapping[str, Any], folder: Path, *, alike: bool, quiet: bool
+    fitter: Fitter,
+    source: Source,
+    num_folds: int,
+    config: Mapping[str, Any],
+    folder: Path,
+    *,
+    stratified: bool,
+    quiet: bool,
 ) -> list[tuple[Source, FoldModel]]:
-    """Fit every fold, or take the fit from `folder` where an earlier process has stored it there."""
-    parts = divided(source, num_folds, asked.settings.seed, alike=alike)
+    """Fit every fold, or load the fit that an earlier process stored in `folder`."""
+    parts = training_folds(source, num_folds, fitter.settings.seed, stratified=stratified)
     own = [fold_of(source, fold) for fold in parts]
-    places = [folder / f"{number}-fold" for number in range(1, num_folds + 1)]
-    models = {number: FoldModel.load(place, config) for number, place in enumerate(places) if RunFolder(place).exists()}
+    paths = [folder / f"{number}-fold" for number in range(1, num_folds + 1)]
+    models = {number: FoldModel.load(path, config) for number, path in enumerate(paths) if RunFolder(path).exists()}
 
-    def told(number: int) -> None:
+    def report(number: int) -> None:
         rows = f"{len(parts[number].train)} rows fitted, {len(parts[number].test)} scored"
         log(f"fold {number + 1} of {num_folds}: {rows}", quiet=quiet)
 
     for number in models:
-        told(number)
-    alone = replace(asked, executor=None)  # folds run side by side, and what is fitted to each runs in turn
+        report(number)
+    alone = replace(fitter, executor=None)  # the executor runs folds, and the fits within a fold run in turn
     work = {f"fold {n + 1}": partial(_fitted, alone, part, n) for n, part in enumerate(own) if n not in models}
-    for number, model in executor_named(asked.executor).results(work, progress=False if quiet else None):
-        RunFolder(places[number]).commit(model.parts())
+    for number, model in executor_named(fitter.executor).results(work, progress=False if quiet else None):
+        RunFolder(paths[number]).commit(model.parts())
         models[number] = model
-        told(number)
+        report(number)
     return [(part, models[number]) for number, part in enumerate(own)]
 
 
-def _fitted(asked: Asked, source: Source, number: int) -> tuple[int, FoldModel]:
-    model, network = asked.fit(source)
+def _fitted(fitter: Fitter, source: Source, number: int) -> tuple[int, FoldModel]:
+    model, network = fitter.fit(source)
     return number, FoldModel(model, source.preprocessing, network)
 
 
-def calibrated(fits: Sequence[tuple[Source, FoldModel]], source: Source) -> Conformal:
-    """Conformal intervals or sets from the rows that each model has not seen."""
+def calibrate(fits: Sequence[tuple[Source, FoldModel]], source: Source) -> Conformal:
+    """Calibrate conformal intervals or sets on the rows that each model has not seen."""
     predictives, targets = zip(*(model.predict(own) for own, model in fits), strict=True)
     kind: Any = ConformalSets if source.data.classes else ConformalIntervals
     conformal: Conformal = kind.fit(list(predictives), list(targets), order=source.order)
@@ -163,7 +170,7 @@ def calibrated(fits: Sequence[tuple[Source, FoldModel]], source: Source) -> Conf
 
 
 def conformal_parts(conformal: Conformal, models: Sequence[FoldModel]) -> dict[str, Part]:
-    """The parts of a run folder that `stored_conformal` reads; there are no `models` for split conformal prediction."""
+    """Return the parts that `stored_conformal` reads; `models` is empty for split conformal prediction."""
     tensors: dict[str, Tensor] = {}
     parts = {"conformal": Part({"value": encode(conformal, tensors), "folds": len(models)}, tensors)}
     for number, model in enumerate(models, start=1):
@@ -172,7 +179,7 @@ def conformal_parts(conformal: Conformal, models: Sequence[FoldModel]) -> dict[s
 
 
 def stored_conformal(path: Path, config: Mapping[str, Any]) -> tuple[Conformal, list[FoldModel]] | None:
-    """The conformal scores of a run and the models of its folds; None where it kept none."""
+    """Load the conformal scores of a run and the models of its folds; None for a run without them."""
     folder = RunFolder(path)
     if "conformal" not in folder.parts():
         return None
@@ -186,16 +193,17 @@ def stored_conformal(path: Path, config: Mapping[str, Any]) -> tuple[Conformal, 
     for number in range(1, count + 1):
         start = NAME.format(number=number)
         parts = {name.removeprefix(start): folder.read(name) for name in folder.parts() if name.startswith(start)}
-        with tempfile.TemporaryDirectory() as place:  # as models are read from folders of their own
+        with tempfile.TemporaryDirectory() as place:  # each model is loaded from a folder
             RunFolder(place).commit(parts)
             models.append(FoldModel.load(Path(place), config))
     return conformal, models
 
 
 def predicted_by_folds(path: Path, run: "Run", source: Source) -> tuple[Conformal, list[Predictive], Tensor]:
-    """The conformal scores of a run, what its models predict for the test rows of a source, and the targets of these.
+    """Return the conformal scores of a run, and predictives and targets at the test rows of a source.
 
-    Predictions and targets are in units of the file. `UsageError` where the run kept no scores.
+    Predictives, one for each fold model, and targets are in units of the file. Raise a `UsageError` for a run without
+    conformal scores.
     """
     stored = stored_conformal(path, run.config)
     if stored is None:

@@ -13,7 +13,7 @@ from posterity.predictive import Predictive
 def column_importance(
     predict: Callable[[Tensor], Predictive], fitted: Preprocessing | None, inputs: Tensor, targets: Tensor
 ) -> list[dict[str, Any]]:
-    """The rise of the NLL of these rows for each column of the file, or each input; the largest first."""
+    """Return the rise of the NLL when a column of the file, or an input, is permuted; the largest first."""
     names, features = columns_of(fitted, inputs.shape[1])
     result = permutation_importance(predict, inputs, targets, features=features)
     rows = zip(names, result.rise.tolist(), result.error.tolist(), strict=True)
@@ -24,7 +24,7 @@ def column_importance(
 
 
 def columns_of(fitted: Preprocessing | None, count: int) -> tuple[list[str], list[list[int]] | None]:
-    """The names of columns and the inputs of each, as of all parts of a date; x1, x2, ... and None without a file."""
+    """Return the names of columns and the indices of the inputs of each; x1, x2, ... and None without a file."""
     if fitted is None:
         return [f"x{index}" for index in range(1, count + 1)], None
     ends, features = 0, dict[str, list[int]]()

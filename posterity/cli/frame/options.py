@@ -30,10 +30,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.", r
 
 
 class BareSwitches:
-    """A command whose help gives switches no type: they take no value, and newer versions of typer print <bool>."""
+    """A command whose help omits the type of switches, which newer versions of typer print as <bool>."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # the context's class moved between typer's versions
-        """All parameters, the switches without a type."""
+        """Return the parameters, with no metavar for switches."""
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for each in parameters:
             if getattr(each, "is_bool_flag", False):
@@ -57,7 +57,7 @@ _FILES: dict[str, Any] = {"panel": "Data"}
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """How to read a text file; None is found out."""
+    """How to read a text file; None: found out from the file."""
 
     separator: str | None = option(
         None, help="comma, semicolon, tab, pipe or whitespace.", unit="NAME", usual="found out", **_FILES
@@ -83,7 +83,7 @@ class ReadingOptions:
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What the columns and rows of a file are for."""
+    """Roles of the columns of a file, and the division of its rows."""
 
     target: str | None = option(None, help="The column to predict; files need it.", unit="COLUMN", **_FILES)
     task: str = option("auto", help="auto, regression or classification.", unit="NAME", **_FILES)
@@ -136,7 +136,7 @@ class TableOptions:
 
 
 LEVEL = 0.95
-"""Of the intervals of predictions unless one is given, and of the bootstrap intervals of scores."""
+"""Level of bootstrap intervals, and the default level of predictive intervals."""
 
 
 def between(name: str, value: float) -> None:
@@ -147,7 +147,7 @@ def between(name: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class IntervalOptions:
-    """Which intervals of predictions to show or to score."""
+    """Which predictive intervals to show or to score."""
 
     level: float | None = option(
         None, help="Probability of the intervals, and of conformal sets.", unit="X", check=between, usual=f"{LEVEL:g}"
@@ -163,7 +163,7 @@ class IntervalOptions:
 
     @property
     def probability(self) -> float:
-        """The level, or the usual one."""
+        """The level, or its default."""
         return LEVEL if self.level is None else self.level
 
     def check_task(self, *, classifies: bool) -> None:
@@ -188,7 +188,7 @@ _BUDGET: dict[str, Any] = {
 
 
 def method_label(word: str) -> str:
-    """The name of a method as people write it."""
+    """Return the name of a method in the spelling of the literature."""
     return RECIPES[word].label if word in RECIPES else word
 
 
@@ -212,7 +212,7 @@ class MethodOption:
 
 @dataclass(frozen=True)
 class MethodsOption:
-    """The methods to look at side by side."""
+    """The methods to plan or to compare."""
 
     methods: tuple[str, ...] = option(
         ("map", "laplace"),
@@ -231,7 +231,7 @@ class MethodsOption:
 
 @dataclass(frozen=True)
 class ComparedOption(MethodsOption):
-    """The methods of a comparison, of which one may choose by itself."""
+    """The methods of a comparison, which may include `auto`."""
 
     methods: tuple[str, ...] = option(
         ("map", "laplace"),

@@ -1,4 +1,4 @@
-"""The rows of a comparison: methods and baselines run in turn, each with its predictions or with what ended it."""
+"""The rows of a comparison: runs of methods and baselines, each with its predictions or its failure."""
 
 import math
 import time
@@ -15,7 +15,7 @@ from posterity.cli.frame import tasks
 from posterity.cli.frame.baselines import Baseline, baselines
 from posterity.cli.frame.columns import nll_rows, scores_and_intervals
 from posterity.cli.frame.executors import IN_TURN, executor_named
-from posterity.cli.frame.fitting import Asked, Model, timed_automatic
+from posterity.cli.frame.fitting import Fitter, Model, timed_automatic
 from posterity.cli.frame.options import AUTO, METHODS, method_label
 from posterity.cli.frame.output import error_line, hint_line, log
 from posterity.cli.frame.scores import among_training_rows, chains_of, elsewhere, evidence, far_away, negative_limits
@@ -34,15 +34,15 @@ from posterity.storage import RunFolder
 
 Result = TypeVar("Result")
 INTERRUPTED = 130
-LETTERS = 48  # of a reason that stands in a row of the table
+LETTERS = 48  # longest reason of a failure in a row of the table
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What became of a method or a baseline: its predictions at the test rows with all numbers, or why it has none.
+    """The result of a method or a baseline: its predictive at the test rows and its numbers, or its failure.
 
-    `traces` has what each stage of a method recorded. `failed` is the whole message of the error, `reason` the same in
-    a few words, `code` the exit code for it; `said` has the line about it on standard error, and hints.
+    `traces` has the trace of each stage. Of a failure, `failed` is the message, `reason` a short form of it, `code` the
+    exit code, and `said` the line on standard error with its hints.
     """
 
     word: str
@@ -58,15 +58,15 @@ class Outcome:
 
     @property
     def worked(self) -> bool:
-        """Whether there are predictions."""
+        """Whether the method has predictions."""
         return self.failed is None
 
 
-def run_methods(names: Sequence[str], task: Task, auto: Asked, *, quiet: bool, debug: bool) -> list[Outcome]:
-    """Run methods in turn, or on an executor; those that begin alike share what they begin with.
+def run_methods(names: Sequence[str], task: Task, auto: Fitter, *, quiet: bool, debug: bool) -> list[Outcome]:
+    """Run methods in turn, or on an executor; stages that several methods begin with run once.
 
-    A failure ends only what needs it. An interruption ends the methods under way and those after them. The seconds of a
-    method count only the stages that it does not share, see `shares`.
+    A failed stage fails only the methods that need it. An interruption stops the running method and skips the rest. The
+    seconds of a method exclude stages that it shares with another (see `shares`).
     """
     warm_up()
     done: dict[tuple[str, ...], Stage | Outcome] = {}
@@ -74,7 +74,7 @@ def run_methods(names: Sequence[str], task: Task, auto: Asked, *, quiet: bool, d
     interrupted = False
     if auto.executor not in (None, IN_TURN) and set(names) != {AUTO}:
         try:
-            _run_ahead(names, task, done, executor_named(auto.executor), quiet=quiet, debug=debug)
+            _run_on_executor(names, task, done, executor_named(auto.executor), quiet=quiet, debug=debug)
         except KeyboardInterrupt:
             interrupted = True
             log("interrupted: what is finished follows", quiet=quiet)
@@ -85,7 +85,7 @@ def run_methods(names: Sequence[str], task: Task, auto: Asked, *, quiet: bool, d
         try:
             if name == AUTO:
                 call = partial(_run_automatic, auto, task, quiet=quiet)
-                outcomes.append(_guarded(AUTO, AUTO, call, debug=debug))
+                outcomes.append(_attempt_and_print(AUTO, AUTO, call, debug=debug))
             else:
                 outcomes.append(_run_method(name, names, task, done, quiet=quiet, debug=debug))
         except KeyboardInterrupt:
@@ -111,13 +111,13 @@ def run_baselines(source: Source, *, debug: bool) -> list[Outcome]:
         return Outcome(each.word, each.label, numbers, predictive)
 
     return [
-        _guarded(each.word, each.label, lambda each=each: outcome(each), debug=debug)  # type: ignore[misc]
+        _attempt_and_print(each.word, each.label, lambda each=each: outcome(each), debug=debug)  # type: ignore[misc]
         for each in baselines(source.data)
     ]
 
 
 def stored_outcome(word: str, source: Source, model: Model, path: Path, seconds: float | None = None) -> Outcome:
-    """A stored model of a run folder, scored at the test rows of a source where it has any."""
+    """Score a loaded model at the test rows of a source, if there are any."""
     numbers: dict[str, Any] = {"seconds": seconds}
     predictive = None
     if len(source.data.test):
@@ -129,7 +129,7 @@ def stored_outcome(word: str, source: Source, model: Model, path: Path, seconds:
 
 
 def stored_traces(path: Path) -> dict[str, Trace]:
-    """What each stage of a stored run recorded."""
+    """Load the trace of each stage of a run."""
     folder = RunFolder(path)
     stages: dict[str, dict[str, Tensor]] = {}
     for name, tensor in (folder.read("trace").tensors if "trace" in folder.parts() else {}).items():
@@ -139,7 +139,7 @@ def stored_traces(path: Path) -> dict[str, Trace]:
 
 
 def verdict(source: Source, worked: Mapping[str, Outcome]) -> dict[str, Any] | None:
-    """Which of the rows that worked to take, as JSON; None where none worked.
+    """Return the verdict over the outcomes that worked, as JSON; None if none worked.
 
     Baselines are simpler than methods, and methods come in the order of `METHODS`, MAP first and auto last.
     """
@@ -161,14 +161,14 @@ def verdict(source: Source, worked: Mapping[str, Outcome]) -> dict[str, Any] | N
 
 
 def shares(name: str, names: Collection[str]) -> str | None:
-    """The compared method whose result `name` starts from, if any."""
+    """Return the compared method from whose result `name` starts, if any."""
     before = RECIPES[name].after if name != AUTO else ()
     begins = [before[:count] for count in range(len(before), 0, -1)]
     named = [other for other in names if other != AUTO]
     return next((other for begin in begins for other in named if RECIPES[other].stages == begin), None)
 
 
-def _run_automatic(auto: Asked, task: Task, *, quiet: bool) -> Outcome:
+def _run_automatic(auto: Fitter, task: Task, *, quiet: bool) -> Outcome:
     model, seconds = timed_automatic(auto, task.source, quiet=quiet)
     return _outcome(AUTO, task, model, seconds, {}, chosen=model.sentence)
 
@@ -182,14 +182,14 @@ def _run_method(
     quiet: bool,
     debug: bool,
 ) -> Outcome:
-    """Run the stages of a method that `done` does not have, then score it; `done` has them after it."""
+    """Run the stages of a method that are not in `done`, store them there, and score the method."""
     recipe, seconds, before = RECIPES[name], 0.0, shares(name, names)
     stages: list[Stage] = []
     for count in range(1, len(recipe.stages) + 1):
         path = recipe.stages[:count]
         if path not in done:
             start, stage = stages[-1] if stages else None, path[-1]
-            done[path] = _guarded_stage(stage, task, start, quiet=quiet, debug=debug)
+            done[path] = _attempt_stage(stage, task, start, quiet=quiet, debug=debug)
         result = done[path]
         if isinstance(result, Outcome):
             if path == recipe.stages:
@@ -200,7 +200,7 @@ def _run_method(
             seconds += result.seconds
         stages.append(result)
     traces = {stage: each.trace for stage, each in zip(recipe.stages, stages, strict=True)}
-    return _guarded(
+    return _attempt_and_print(
         name, recipe.label, partial(_outcome, name, task, stages[-1].posterior, seconds, traces), debug=debug
     )
 
@@ -223,7 +223,7 @@ def _outcome(
     return Outcome(name, method_label(name), numbers, predictive, model, traces)
 
 
-def _run_ahead(
+def _run_on_executor(
     names: Sequence[str],
     task: Task,
     done: dict[tuple[str, ...], Stage | Outcome],
@@ -232,7 +232,7 @@ def _run_ahead(
     quiet: bool,
     debug: bool,
 ) -> None:
-    """Run the stages of all methods on the executor into `done`: first those that start from none, then the next."""
+    """Run the stages of all methods on the executor into `done`: all first stages, then all second ones, and so on."""
     every = [RECIPES[name].stages for name in names if name != AUTO]
     paths = list(dict.fromkeys(stages[:count] for stages in every for count in range(1, len(stages) + 1)))
     with bar("fits", len(paths), wanted=False if quiet else None) as whole:
@@ -242,7 +242,7 @@ def _run_ahead(
                 before = done.get(path[:-1])
                 if count == 1 or isinstance(before, Stage):
                     start = before.posterior if isinstance(before, Stage) else None
-                    work[name] = partial(_run_away, path[-1], task, start, debug)
+                    work[name] = partial(_run_in_worker, path[-1], task, start, debug)
             for name, result in executor.each(work):
                 stage = named[name][-1]
                 label = RECIPES[stage].label
@@ -250,34 +250,34 @@ def _run_ahead(
                 if isinstance(outcome, Stage):
                     outcome.say(label, quiet=quiet)
                 else:
-                    _say(outcome)
+                    _print_failure(outcome)
                 done[named[name]] = outcome
                 whole.advance()
 
 
-def _run_away(stage: str, task: Task, start: Posterior | None, debug: bool) -> Stage | Outcome:
-    """Run a stage in a process whose standard error nobody may see: what became of it is said later."""
+def _run_in_worker(stage: str, task: Task, start: Posterior | None, debug: bool) -> Stage | Outcome:
+    """Run a stage in a worker process without output; the parent process prints its result."""
     warm_up()
-    return _tried(stage, RECIPES[stage].label, lambda: tasks.run_stage(stage, task, start, quiet=True), debug=debug)
+    return _attempt(stage, RECIPES[stage].label, lambda: tasks.run_stage(stage, task, start, quiet=True), debug=debug)
 
 
-def _guarded_stage(stage: str, task: Task, start: Stage | None, *, quiet: bool, debug: bool) -> Stage | Outcome:
+def _attempt_stage(stage: str, task: Task, start: Stage | None, *, quiet: bool, debug: bool) -> Stage | Outcome:
     posterior = None if start is None else start.posterior
-    return _guarded(
+    return _attempt_and_print(
         stage, RECIPES[stage].label, lambda: tasks.run_stage(stage, task, posterior, quiet=quiet), debug=debug
     )
 
 
-def _guarded(word: str, label: str, call: Callable[[], Result], *, debug: bool) -> Result | Outcome:
-    """What the call returns, or its failure, which is said on standard error at once; with `debug` it is raised."""
-    result = _tried(word, label, call, debug=debug)
+def _attempt_and_print(word: str, label: str, call: Callable[[], Result], *, debug: bool) -> Result | Outcome:
+    """Return the result of the call, or print and return its failure; with `debug` raise it."""
+    result = _attempt(word, label, call, debug=debug)
     if isinstance(result, Outcome):
-        _say(result)
+        _print_failure(result)
     return result
 
 
-def _tried(word: str, label: str, call: Callable[[], Result], *, debug: bool) -> Result | Outcome:
-    """What the call returns, or its failure; with `debug` it is raised."""
+def _attempt(word: str, label: str, call: Callable[[], Result], *, debug: bool) -> Result | Outcome:
+    """Return the result of the call, or its failure; with `debug` raise it."""
     try:
         return call()
     except LostProcess:  # nothing can go on
@@ -297,8 +297,8 @@ def _failure(word: str, label: str, error: Exception) -> Outcome:
     return replace(outcome, said=(line, *getattr(error, "__notes__", ())))
 
 
-def _say(outcome: Outcome) -> None:
-    """Say on standard error why there are no predictions."""
+def _print_failure(outcome: Outcome) -> None:
+    """Print a failure on standard error."""
     for number, line in enumerate(outcome.said):
         (hint_line if number else error_line)(line)
 
@@ -308,7 +308,7 @@ def _failed(word: str, label: str, failed: str, reason: str, code: int) -> Outco
 
 
 def _reason(error: Exception) -> str:
-    """The error in a few words."""
+    """Return a short form of the error."""
     if isinstance(error, Diverged):
         return f"diverged at step {error.step}"
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
@@ -319,13 +319,13 @@ def _reason(error: Exception) -> str:
 
 
 class _NotFinite(PosterityError):
-    """A score that is not a number."""
+    """A score is not finite."""
 
     exit_code = 5
 
 
 def _scored(predictive: Predictive, source: Source) -> dict[str, Any]:
-    """The scores with their intervals; an error where one is infinite, which no table can rank."""
+    """Return the scores with their intervals; raise an error if one is infinite, since no table can rank it."""
     values, ends = scores_and_intervals(predictive, source)
     for key, value in values.items():
         if value is not None and not math.isfinite(value):

@@ -1,9 +1,10 @@
-"""What a verb prints: results on standard output, progress and errors on standard error."""
+"""Output of verbs: results on standard output, progress and errors on standard error."""
 
 import codecs
 import io
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -26,16 +27,16 @@ class UsageError(Exception):
     exit_code = 2
 
     def __init__(self, message: str, hint: str) -> None:
-        """Take what is wrong, and what to do about it."""
+        """Take the message, and a hint what to do."""
         super().__init__(message)
         self.add_note(hint)
 
 
 @contextmanager
 def option_values(verb: str) -> Iterator[None]:
-    """Turn what the library says of a bad value into a `UsageError` of the command `verb`; leave its own errors.
+    """Turn the library's ValueError or TypeError into a `UsageError` of the command `verb`.
 
-    The hint is the first note of the error, or else where the options are listed.
+    The hint is the first note of the error, or else names the help of the command. A `PosterityError` is not changed.
     """
     from posterity.errors import PosterityError
 
@@ -48,18 +49,27 @@ def option_values(verb: str) -> Iterator[None]:
         raise UsageError(str(error), hints[0]) from error
 
 
+@contextmanager
+def hint(kind: type[Exception], text: str) -> Iterator[None]:
+    """Add a hint to errors of this kind."""
+    try:
+        yield
+    except kind as error:
+        error.add_note(text)
+        raise
+
+
 _ANY = 10_000  # columns
 
 
 class Terminal(Console):
-    """A console whose tables have lines longer than the terminal's rather than numbers cut short.
+    """A console that prints a wide table in full, in lines longer than the terminal's, instead of cutting numbers.
 
-    `soft_wrap` keeps a line of a file or a pipe whole; on a terminal, which would cut it within a word, it goes on
-    below.
+    `soft_wrap` does not break lines in files and pipes; on a terminal it is ignored, so that lines break between words.
     """
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print, with room for the longest words of tables."""
+        """Print; columns of tables that must not wrap get the width of their longest cell."""
         if self.is_terminal:
             options.pop("soft_wrap", None)
         own, wide = self.width, self.options.update(width=_ANY)
@@ -78,14 +88,14 @@ class Terminal(Console):
 
 
 class _AboveBar:
-    """A stream that a bar has replaced by its own, which rich would write past: lines go above the bar."""
+    """Standard error while a progress bar has replaced it: lines go above the bar, where rich would bypass it."""
 
     def __init__(self, stream: TextIO) -> None:
         """Take the stream."""
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        """All but the stream below."""
+        """Return attributes of the stream, except the one by which rich finds the stream below it."""
         if name == "rich_proxied_file":
             raise AttributeError(name)
         return getattr(self._stream, name)
@@ -95,35 +105,44 @@ _SPELT = {"±": "+-", "…": "..."}
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A rich console on standard output or error, without any escape codes when NO_COLOR is set."""
+    """Return a rich console on standard output or error; with NO_COLOR set it prints no escape codes."""
     file: Any = _AboveBar(sys.stderr) if stderr else sys.stdout
     plain = bool(os.environ.get("NO_COLOR"))
     return Terminal(file=file, highlight=False, color_system=None if plain else "auto")
 
 
+def finite(value: Any) -> Any:
+    """Return a JSON value with None in place of numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def print_json(document: dict[str, Any], indent: int | None = 2) -> None:
-    """The one JSON document of a command, on standard output."""
+    """Print the one JSON document of a command on standard output."""
     print(json.dumps(document, indent=indent, ensure_ascii=not _has_all_signs(sys.stdout), allow_nan=False))
 
 
 def log(message: str, *, quiet: bool = False) -> None:
-    """One line about the progress, on standard error."""
+    """Print one line of progress on standard error."""
     if not quiet:
         _labelled(message, "", "dim")
 
 
 def error_line(message: str) -> None:
-    """`error: message` as one line on standard error."""
+    """Print `error: message` in one line on standard error."""
     _labelled(message, "error: ", "bold red")
 
 
 def hint_line(message: str) -> None:
-    """`hint: message` as one line on standard error."""
+    """Print `hint: message` in one line on standard error."""
     _labelled(message, "hint: ", "bold")
 
 
 def spell_out() -> None:
-    """Let signs that standard output and error cannot encode, as in ASCII, be spelt out instead of ending a command."""
+    """Replace characters that standard output and error cannot encode by ASCII, so that no command ends by them."""
     codecs.register_error("posterity.spelt", _spelt)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not _has_all_signs(stream):
@@ -147,16 +166,16 @@ def _labelled(message: str, label: str, style: str) -> None:
 
 
 class _Warnings(logging.Handler):
-    """Prints warnings of the library as lines of the command, above a bar and broken between words."""
+    """Prints warnings of the library as lines of the command, above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one."""
+        """Print a warning."""
         _labelled(record.getMessage(), "warning: ", "yellow")
 
 
 @contextmanager
 def shown_warnings() -> Iterator[None]:
-    """Print what the library warns of, where nobody has given its log a handler."""
+    """Print the library's warnings inside the context, unless its log has a handler."""
     usual, logging.lastResort = logging.lastResort, _Warnings(logging.WARNING)
     try:
         yield
@@ -166,7 +185,7 @@ def shown_warnings() -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread, as the fits are small; somebody who sets OMP_NUM_THREADS is left alone."""
+    """Use one thread inside the context, unless OMP_NUM_THREADS is set: for small fits."""
     import torch
 
     threads = torch.get_num_threads()
@@ -179,7 +198,7 @@ def one_thread() -> Iterator[None]:
 
 
 def table(first: str, *numbers: str, wrap: bool = True) -> Table:
-    """An empty table with one column of words and further ones of numbers, whose text goes on in a next line or not."""
+    """Return an empty table with a column of words and columns of numbers, whose cells may `wrap`."""
     empty = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     empty.add_column(first, no_wrap=True)
     for heading in numbers:

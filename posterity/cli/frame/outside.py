@@ -1,4 +1,4 @@
-"""Rows outside the training data, by a rule on single columns that names the column to blame."""
+"""Detection of rows outside the training data, column by column, with the name of the farthest column."""
 
 import math
 from pathlib import Path
@@ -19,7 +19,7 @@ SHARE = 0.01
 
 
 def numeric_features(preprocessing: Preprocessing | None, count: int) -> Tensor:
-    """Which of `count` inputs are numbers, (D,); categories, booleans and indicators have no range."""
+    """Return a mask (D,) of the inputs that are numbers; categories, booleans and indicators have no range."""
     if preprocessing is None:
         return torch.ones(count, dtype=torch.bool, device="cpu")
     return torch.tensor(
@@ -33,7 +33,7 @@ def numeric_features(preprocessing: Preprocessing | None, count: int) -> Tensor:
 
 
 def reach(source: Source) -> dict[str, Tensor]:
-    """The range of each input in the training rows, its standard deviation, and the margin beyond the range.
+    """Return the range and standard deviation of each input over the training rows, and the margin beyond the range.
 
     A row is outside where a number lies beyond the range by more than the margin, in standard deviations. The margin is
     the least for which at most 1 % of the training rows would be outside, each judged by the range and standard
@@ -57,7 +57,7 @@ def reach(source: Source) -> dict[str, Tensor]:
 
 
 def stored_reach(part: Part, run: Path, inputs: int) -> Part | None:
-    """The part that `reach` made for so many inputs; None of an earlier release's, BadFolder where it is another."""
+    """Check the stored result of `reach` for `inputs` inputs; return None if an earlier release stored it otherwise."""
     shapes: dict[str, tuple[int, ...]] = {"low": (inputs,), "high": (inputs,), "spread": (inputs,), "margin": ()}
     with reading(f"Run folder '{run}': part 'reach'"):
         if part.older and not shapes.keys() <= part.tensors.keys():
@@ -73,10 +73,10 @@ def stored_reach(part: Part, run: Path, inputs: int) -> Part | None:
 
 
 def distances(part: Part | None, source: Source) -> Tensor | None:
-    """How far each test row is out in its farthest number, (N,): 1 where `outside` begins; None for old runs.
+    """Return the distance of each test row from the training rows, (N,); above 1 it is outside. None for old runs.
 
-    It is |x - middle| / (half the range + the margin), so that at most about 1 % of rows like the training rows are
-    beyond 1. Categories and missing values have no distance.
+    It is the largest |x - middle| / (half the range + the margin) over the numbers of the row. About 1 % of rows like
+    the training rows exceed 1. Categories and missing values have no distance.
     """
     if part is None:
         return None
@@ -88,7 +88,7 @@ def distances(part: Part | None, source: Source) -> Tensor | None:
 
 
 def outside(part: Part | None, source: Source) -> list[str] | None:
-    """For each test row the column that is farthest outside the training rows, "" for none; None for old runs.
+    """Return for each test row the column farthest outside the training rows, or "". None for old runs.
 
     Numbers are judged by `reach`. A category that no training row has is outside, and so is a missing value in a column
     that had none.
@@ -108,7 +108,7 @@ def outside(part: Part | None, source: Source) -> list[str] | None:
 
 
 def _by_column(fitted: Preprocessing, source: Source, inputs: Any, beyond: Any) -> tuple[list[str], Any]:
-    """The names of the encoded columns, and how far each row is outside in each, infinite for what was never seen."""
+    """Return the names of the encoded columns, and how far each row is outside in each (inf: unseen in training)."""
     assert source.table is not None
     marked = {column.name for column in fitted.inputs if column.has_indicator}
     rows: dict[str, Any] = {name: source.table.column(name) for name in {column.name for column in fitted.inputs}}

@@ -1,4 +1,4 @@
-"""Parts of pages that are made of posteriors and rows: fields, worst rows, importance, curves, chains, scales, data."""
+"""Sections of pages: predictions over the inputs, worst rows, importance, loss curves, chains, scales, data."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ ALONG = 120  # points along one input
 
 
 def fields(methods: Sequence[Outcome], source: Source, levels: Sequence[float]) -> dict[str, Any]:
-    """What methods predict over the whole input where that can be drawn: "line" for one input, "map" for two."""
+    """Return predictions over the inputs if they can be drawn: "line" for one input, "map" for two."""
     data, models = source.data, {each.word: each.posterior for each in methods if each.posterior is not None}
     if not models or not len(data.train) or not has_figure(data):
         return {}
@@ -78,7 +78,7 @@ def fields(methods: Sequence[Outcome], source: Source, levels: Sequence[float]) 
 def rows_part(
     label: str, pred: Predictive, targets: Tensor, nll: Tensor, names: Sequence[str], source: Source, index: Tensor
 ) -> str:
-    """Tables of the least sure and of the most surprising rows, with the values of some columns."""
+    """Return tables of the least certain and the most surprising rows, with the values of some columns."""
     classes = source.data.classes
     inputs = _written(source, index)
     if classes is None:
@@ -120,7 +120,7 @@ def rows_part(
 
 
 def _written(source: Source, index: Tensor) -> list[tuple[str, list[str]]]:
-    """The first columns of these test rows, as the file has them."""
+    """Return the first columns of these test rows, as written in the file."""
     if source.table is None:
         chosen = source.data.test.inputs[index].flatten(1)[:, :MOST_INPUTS].double().cpu()
         return [(f"x{at}", [number(value, 3) for value in each.tolist()]) for at, each in enumerate(chosen.T, start=1)]
@@ -131,7 +131,7 @@ def _written(source: Source, index: Tensor) -> list[tuple[str, list[str]]]:
 
 
 def importance_part(taken: Outcome | None, source: Source, figures: dict[str, Any]) -> str:
-    """How much the NLL of a method rises when a column is permuted; nothing for more columns than a figure holds."""
+    """Return the section on permutation importance; empty for more columns than a figure can show."""
     test = source.data.test
     if taken is None or taken.posterior is None or test.inputs.dim() != 2 or len(test) < 2:
         return ""
@@ -139,22 +139,22 @@ def importance_part(taken: Outcome | None, source: Source, figures: dict[str, An
         return ""
     rows = torch.linspace(0, len(test) - 1, min(len(test), PERMUTED), dtype=torch.float64).round().long()
     part = test.rows(rows.to(test.inputs.device))
-    found = column_importance(taken.posterior.predict, source.preprocessing, *part.pair)
-    names, rises, errors = ([row[key] for row in found] for key in ("column", "nll_rise", "standard_error"))
+    rows_of_columns = column_importance(taken.posterior.predict, source.preprocessing, *part.pair)
+    names, rises, errors = ([row[key] for row in rows_of_columns] for key in ("column", "nll_rise", "standard_error"))
     label = f"Rise of the NLL of {taken.label} when a column is permuted"
     figures["importance"] = bars(label, "rise of NLL, nats a row", names, rises, errors)
-    told = (
+    text = (
         f"By how much the NLL of {taken.label} rises on {len(rows):,} test rows when a column is shuffled among them: "
         "what its values are worth to this fit. Of two columns that say the same, each seems unimportant."
     )
-    return section("What the prediction rests on", paragraph(told), place("importance"))
+    return section("What the prediction rests on", paragraph(text), place("importance"))
 
 
 def curves_part(methods: Sequence[Outcome], figures: dict[str, Any]) -> dict[tuple[str, str], str]:
-    """The loss of each stage over its steps, by method."""
+    """Return the curves of the loss of each stage, by method."""
     parts = {}
     for outcome in methods:
-        places = []
+        panels = []
         for stage, trace in outcome.traces.items():
             if "loss" not in trace or len(trace["loss"]) < 2:
                 continue
@@ -168,14 +168,14 @@ def curves_part(methods: Sequence[Outcome], figures: dict[str, Any]) -> dict[tup
             key, label = f"curve-{outcome.word}-{stage}", method_label(stage)
             whose = label if label == outcome.label else f"{label} for {outcome.label}"
             figures[key] = curves(f"Loss over the steps of {whose}", f"step of {label}", "loss", lines)
-            places.append(place(key, "panel"))
-        if places:
-            parts[outcome.word, outcome.label] = '<div class="panels">\n' + "\n".join(places) + "\n</div>"
+            panels.append(place(key, "panel"))
+        if panels:
+            parts[outcome.word, outcome.label] = '<div class="panels">\n' + "\n".join(panels) + "\n</div>"
     return parts
 
 
 def chains_part(methods: Sequence[Outcome], source: Source, figures: dict[str, Any]) -> dict[tuple[str, str], str]:
-    """R-hat, effective sizes and traces of every method that has chains."""
+    """Return R-hat, effective sample sizes and traces of each method with chains."""
     parts = {}
     for outcome in methods:
         q = outcome.posterior
@@ -194,40 +194,40 @@ def chains_part(methods: Sequence[Outcome], source: Source, figures: dict[str, A
             for each in sorted(result.quantities, key=lambda each: each.of_network)
         ]
         heads = ["quantity", "numbers", "R-hat at most", "bulk ESS at least", "tail ESS at least", "MCSE / sd"]
-        told = (
+        text = (
             f"{result.num_chains} chains of {result.num_draws:,} draws. Wanted: R-hat at most 1.01, effective sizes of "
         )
-        told += f"{100 * result.num_chains:,} or more. Weights may swap places and change no output."
-        lines = [paragraph(told, "note"), warnings(result.warnings), table(f"Chains of {outcome.label}", heads, rows)]
-        places = []
+        text += f"{100 * result.num_chains:,} or more. Weights may swap places and change no output."
+        lines = [paragraph(text, "note"), warnings(result.warnings), table(f"Chains of {outcome.label}", heads, rows)]
+        panels = []
         for at, (name, draws) in enumerate(_traced(q, source, inputs).items()):
             figures[key := f"trace-{outcome.word}-{at}"] = traces(f"{name}, by chain", name, draws)
-            places.append(place(key, "panel"))
-        parts[outcome.word, outcome.label] = "\n".join([*lines, '<div class="panels">', *places, "</div>"])
+            panels.append(place(key, "panel"))
+        parts[outcome.word, outcome.label] = "\n".join([*lines, '<div class="panels">', *panels, "</div>"])
     return parts
 
 
 def _traced(q: Samples, source: Source, inputs: Tensor) -> dict[str, Tensor]:
-    """Draws (C, D) worth seeing: outputs at the first, a middle and a last training row, and the log density."""
+    """Return draws (C, D) of the outputs at the first, middle and last training row, and of the log density."""
     rows = sorted({0, len(inputs) // 2, len(inputs) - 1})
     outputs = q.outputs(inputs[rows], q.num_chains * q.num_draws, Key(0)).detach().double().cpu()
     outputs = outputs.reshape(q.num_chains, q.num_draws, len(rows), -1)
-    found = {}
+    draws = {}
     for at, row in enumerate(rows):
         if source.data.classes is not None:
-            found[f"probability of {source.data.classes[-1]} at training row {row + 1}"] = outputs[:, :, at].softmax(
+            draws[f"probability of {source.data.classes[-1]} at training row {row + 1}"] = outputs[:, :, at].softmax(
                 -1
             )[..., -1]
         else:
-            found[f"output at training row {row + 1}"] = source.shift + source.scale * outputs[:, :, at, 0]
+            draws[f"output at training row {row + 1}"] = source.shift + source.scale * outputs[:, :, at, 0]
     density = q.statistics.get("log_density", q.statistics.get("energy"))
     if density is not None and density.dim() == 2:
-        found["log density" if "log_density" in q.statistics else "energy"] = density.detach().double().cpu()
-    return found
+        draws["log density" if "log_density" in q.statistics else "energy"] = density.detach().double().cpu()
+    return draws
 
 
 def fitted_part(methods: Sequence[Outcome], source: Source) -> dict[tuple[str, str], str]:
-    """What each method is: its scales, given or chosen, its network, and what it says of itself."""
+    """Return the facts of each method: posterior, network, scales (given or chosen), evidence and seconds."""
     return {(each.word, each.label): facts(known) for each in methods if (known := _fitted(each, source))}
 
 
@@ -266,7 +266,7 @@ def _fitted(outcome: Outcome, source: Source) -> dict[str, str]:
 
 
 def data_part(source: Source, figures: dict[str, Any]) -> str:
-    """What was read: rows, columns, targets, and how the file was taken."""
+    """Return the section on the data: rows, targets, columns, and notes of the reader."""
     data = source.data
     parts = {"training": data.train, "test": data.test}
     about = {
@@ -281,9 +281,8 @@ def data_part(source: Source, figures: dict[str, Any]) -> str:
             for name, part in parts.items()
             if len(part) and part.targets.shape[1:] == (1,)
         }
-        unit = "y" if source.preprocessing is None else source.preprocessing.target.name
         if shown:
-            axis = f"logarithm of {unit}" if source.log_target else unit
+            axis = f"logarithm of {source.unit}" if source.log_target else source.unit
             figures["targets"] = histogram(f"Distribution of {axis}", axis, shown)
             content.append(place("targets"))
     else:
@@ -304,7 +303,7 @@ def data_part(source: Source, figures: dict[str, Any]) -> str:
 
 
 def _columns(source: Source) -> str:
-    """The columns of a file, with what they hold."""
+    """Return a table of the columns of a file, with their kinds, values and missing values."""
     assert source.table is not None
     assert source.preprocessing is not None
     rows = []

@@ -1,4 +1,4 @@
-"""The page of a comparison, a fit or an evaluation: what verbs know, in sections and numbers, written as HTML."""
+"""HTML pages of a comparison, a fit or an evaluation."""
 
 import platform
 import shlex
@@ -53,13 +53,13 @@ MOST_SHOWN = 3  # methods that figures show at first
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What a page is about.
+    """The contents of a page.
 
-    - `source`: the test rows, and the training rows where they are at hand.
-    - `outcomes`: baselines and methods, in the order of the table; `verdict` is of these, as `outcomes.verdict` has it.
-    - `remarks`: lines below the scores; `cautions`: what must be known before any number; `more`: further sections,
-      `first`: sections before all others.
-    - `reach`: how far the training rows reach; `level`: of the intervals at first.
+    - `source`: the test rows, and the training rows if they are available.
+    - `outcomes`: baselines and methods, in the order of the table; `verdict`: over these, from `outcomes.verdict`.
+    - `remarks`: lines below the scores; `cautions`: warnings at the top; `first` and `more`: further sections, before
+      and after those of the predictions.
+    - `reach`: the ranges of the training rows; `level`: the initial level of the intervals.
     - `settings`: all options with their values; `words`: the command line.
     """
 
@@ -80,12 +80,12 @@ class Subject:
 
     @property
     def methods(self) -> list[Outcome]:
-        """The methods that worked, without baselines."""
+        """The methods that worked; baselines are not among them."""
         return [outcome for outcome in self.outcomes if outcome.worked and outcome.word in METHODS]
 
     @property
     def taken(self) -> Outcome | None:
-        """The method that the verdict takes; where that is a baseline, the method of least NLL."""
+        """The method that the verdict takes, or the one with the lowest NLL if it takes a baseline."""
         by_word = {outcome.word: outcome for outcome in self.methods}
         if self.verdict is not None and self.verdict["take"] in by_word:
             return by_word[self.verdict["take"]]
@@ -93,12 +93,12 @@ class Subject:
 
 
 def write_page(path: Path, subject: Subject) -> None:
-    """Write the page of a subject, whole or not at all."""
+    """Write the page of a subject atomically."""
     write_file(path, report(subject).encode("utf-8", "replace"))  # a path may hold bytes that are no text
 
 
 def subject_of_run(path: Path, run: Run, source: Source, words: Sequence[str], **others: Any) -> Subject:
-    """A finished run on the test rows of a source, beside baselines where its training rows are at hand."""
+    """Return the page contents of a run scored at the test rows of a source, with baselines if it has training rows."""
     train = training_rows(run)
     if train is None:
         alone = "The training rows are not at hand, so there is no baseline to compare with."
@@ -125,7 +125,7 @@ def subject_of_run(path: Path, run: Run, source: Source, words: Sequence[str], *
 
 
 def report(subject: Subject, *, asks: bool = False) -> str:
-    """The page of a subject; with `asks` it has a form among its sections, which asks the server of the page."""
+    """Return the page of a subject; with `asks` it may contain a form that queries the server of the page."""
     numbers: dict[str, Any] = {"task": subject.source.data.task, "methods": [], "figures": {}}
     figures = numbers["figures"]
     predicted, packed = _predictions(subject) if len(subject.source.data.test) else ([], {})
@@ -157,7 +157,7 @@ def _heading(subject: Subject) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """When the page was made, and with which versions of what."""
+    """Return the time, and the versions of Python and packages."""
     named = {"posterity": posterity.__version__, "python": platform.python_version()}
     named |= {name: import_module(name).__version__ for name in ("torch", "numpy")}
     made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
@@ -165,7 +165,8 @@ def _versions() -> dict[str, str]:
 
 
 def _scores(subject: Subject) -> str:
-    shown, data = columns(subject.source.data), subject.source.data
+    data = subject.source.data
+    shown = {column.key: column.heading for column in columns(data)}
     words = [outcome.word for outcome in subject.methods]
     rows = [
         {
@@ -188,12 +189,12 @@ def _scores(subject: Subject) -> str:
 
 
 def _by_rank(subject: Subject) -> list[Outcome]:
-    """Methods, then baselines: the order of colours."""
+    """Return methods, then baselines, in the order of their colours."""
     return [*subject.methods, *(each for each in subject.outcomes if each.worked and each.word not in METHODS)]
 
 
 def _shown_first(subject: Subject) -> list[str]:
-    """The words of the methods that figures show at first: what the verdict takes and names, then the best."""
+    """Return the methods that figures show initially: those that the verdict names, then the best."""
     ranked = sorted(_by_rank(subject), key=lambda outcome: outcome.numbers.get("test_nll") or 0.0)
     named = [] if subject.verdict is None else [subject.verdict["take"], subject.verdict["against"]]
     words = dict.fromkeys([*filter(None, named), *(outcome.word for outcome in ranked if outcome in subject.methods)])
@@ -201,7 +202,7 @@ def _shown_first(subject: Subject) -> list[str]:
 
 
 def _predictions(subject: Subject) -> tuple[list[str], dict[str, Any]]:
-    """The sections of predictions at test rows, and the numbers that move in them."""
+    """Return the sections on predictions at test rows, and the numbers for their script."""
     source, ranked = subject.source, _by_rank(subject)
     known: dict[str, Predictive] = {}
     for outcome in ranked:
@@ -227,12 +228,15 @@ def _predictions(subject: Subject) -> tuple[list[str], dict[str, Any]]:
     else:
         levels = _levels(subject.level)
         packed = number_numbers(rows, targets[:, 0].double(), levels, log=source.log_target)
-        packed["log"], packed["unit"] = source.log_target, unit_of(source)
+        packed["log"], packed["unit"] = source.log_target, source.unit
         sections = numbers_sections(levels, subject.level, of_rows, has_line="line" in more)
     own: Any = packed["methods"]
     packed["methods"] = [{"word": word, "label": labels[word], **own[word]} for word in known]
-    nll = {word: nll_rows(outcome.predictive, source).cpu()[index] for word, outcome in _words(ranked).items()
-           if word in known and outcome.predictive is not None}  # fmt: skip
+    nll = {
+        outcome.word: nll_rows(outcome.predictive, source).cpu()[index]
+        for outcome in ranked
+        if outcome.word in known and outcome.predictive is not None
+    }
     taken = None if subject.taken is None else subject.taken.word
     parts = {
         (word, labels[word]): rows_part(labels[word], rows[word], targets, nll[word], names, source, index)
@@ -242,21 +246,12 @@ def _predictions(subject: Subject) -> tuple[list[str], dict[str, Any]]:
     return [*sections, by_method("Least sure, and worst", about, parts)], {**packed, **more, "rows": names}
 
 
-def _words(outcomes: Sequence[Outcome]) -> dict[str, Outcome]:
-    return {outcome.word: outcome for outcome in outcomes}
-
-
 def _levels(level: float) -> list[float]:
     return sorted({*LEVELS, level})
 
 
-def unit_of(source: Source) -> str:
-    """What predicted numbers are called: the name of the target's column, or y."""
-    return "y" if source.preprocessing is None else source.preprocessing.target.name
-
-
 def row_names(source: Source, index: Tensor) -> list[str]:
-    """How a reader finds test rows again: `line 17` of the file, or `row 17` of made data."""
+    """Return where test rows come from: `line 17` of the file, or `row 17` of a built-in data set."""
     if source.table is None:
         return [f"row {number + 1}" for number in index.tolist()]
     first = source.table.columns[0]
@@ -264,14 +259,14 @@ def row_names(source: Source, index: Tensor) -> list[str]:
 
 
 def _distance(subject: Subject, figures: dict[str, Any]) -> str:
-    """How far the test rows lie from the training rows, and which columns put some of them outside."""
+    """Return the section on distances from the training rows, and on the columns that put rows outside."""
     away, blamed = distances(subject.reach, subject.source), outside(subject.reach, subject.source)
     if away is None or blamed is None or not len(away):
         return ""
     names = [name for name in blamed if name]
     counts = sorted(((names.count(name), name) for name in set(names)), reverse=True)[:10]
     rows = f"{len(names):,} of {len(blamed):,} rows ({share(len(names) / len(blamed))}) are"
-    told = (
+    text = (
         "A row is as far away as its farthest number is from the middle of the training rows; beyond 1 it lies "
         f"outside them by more than chance allows for about 1 % of rows like them. {rows} outside"
         + (", where a prediction is a guess of the model alone." if names else ".")
@@ -283,4 +278,4 @@ def _distance(subject: Subject, figures: dict[str, Any]) -> str:
     blame = table("Columns to blame", ["column", "rows"], [(name, f"{count:,}") for count, name in counts])
     far = int((away > 5.0).sum())
     note = paragraph(f"{far:,} rows are farther out than 5 and stand at 5.", "note") if far else ""
-    return section("Like the training rows?", paragraph(told), place("distance"), note, blame if counts else "")
+    return section("Like the training rows?", paragraph(text), place("distance"), note, blame if counts else "")

@@ -1,8 +1,7 @@
-"""Predictions of rows as columns, of text and of JSON: what `predict` prints and `serve` answers."""
+"""Predictions as columns, in CSV and JSON, for `predict` and `serve`."""
 
 import csv
 import io
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 def predicted_columns(
     source: "Source", classes: list[str] | None, predictive: "Predictive", level: float, quantiles: Sequence[float]
 ) -> dict[str, list[Any]]:
-    """What is predicted, by column, in the units and with the class names of the training rows."""
+    """Return the predictions by column, in units of the file or with the names of the classes."""
     import torch
 
     if classes is None:
@@ -41,20 +40,15 @@ def predicted_columns(
     return columns
 
 
-def json_value(value: Any) -> Any:
-    """The value, or None for a number that JSON does not have."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def by_output(name: str, values: Sequence[list[float]]) -> dict[str, list[float]]:
-    """One column for each output, numbered where there are several."""
+    """Return a column for each output, numbered if there are several."""
     if len(values) == 1:
         return {name: values[0]}
     return {f"{name}{index}": column for index, column in enumerate(values, start=1)}
 
 
 def csv_text(columns: Mapping[str, Sequence[Any]]) -> str:
-    """The columns as lines of CSV, numbers with nine digits."""
+    """Return the columns as CSV, with numbers in nine significant digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)

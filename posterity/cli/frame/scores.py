@@ -1,4 +1,4 @@
-"""Evidence, chain diagnostics and predictions far away of runs, as lines."""
+"""Evidence, chain diagnostics and predictions far from the data: numbers for JSON, and lines of text."""
 
 import math
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posterity.cli.frame.fitting import Model
 from posterity.cli.frame.options import method_label
+from posterity.cli.frame.output import finite
 from posterity.cli.frame.outside import numeric_features
 from posterity.cli.frame.sources import Source
 from posterity.cli.frame.tasks import Task
@@ -30,7 +31,7 @@ ROWS = 100  # training rows at which the outputs of chains are compared
 
 
 def chains_of(posterior: Model, task: Task) -> dict[str, JSON] | None:
-    """Diagnostics of chains, of the network's outputs at training rows and of the noise; None for other posteriors."""
+    """Return diagnostics of chains, for outputs at training rows and the noise; None for other posteriors."""
     if not isinstance(posterior, Samples):
         return None
     inputs = task.data.train.inputs[:ROWS].to(posterior.joint.device)
@@ -38,16 +39,16 @@ def chains_of(posterior: Model, task: Task) -> dict[str, JSON] | None:
     return {
         "chains": result.num_chains,
         "draws": result.num_draws,
-        "rhat": _known(result.rhat),
-        "bulk_ess": _known(result.bulk_ess),
-        "tail_ess": _known(result.tail_ess),
+        "rhat": finite(result.rhat),  # infinite for chains that never move
+        "bulk_ess": finite(result.bulk_ess),
+        "tail_ess": finite(result.tail_ess),
         "divergences": None if result.divergences is None else result.num_divergences,
         "warnings": list(result.warnings),
     }
 
 
 def chains_line(method: str, result: dict[str, Any]) -> str:
-    """The same in a line, with the gravest of the warnings."""
+    """Describe the result of `chains_of` in a line, with its gravest warning."""
     chains = f"{result['chains']} chain{'s' if result['chains'] != 1 else ''} of {result['draws']} draws"
     numbers = [f"R-hat {result['rhat']:.3f}"] if result["rhat"] is not None else []
     numbers += [f"bulk ESS {result['bulk_ess']:,.0f}"] if result["bulk_ess"] is not None else []
@@ -56,15 +57,11 @@ def chains_line(method: str, result: dict[str, Any]) -> str:
     return f"{method_label(method)}: {', '.join([chains, *numbers])} (outputs at training rows, noise).{verdict}"
 
 
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None  # chains that never move have an infinite R-hat
-
-
 def evidence(posterior: Model, task: Task) -> dict[str, float] | None:
-    """Log evidence in nats, and the prior scale and noise for which it is, tuned or not; None where there is none.
+    """Return the log evidence in nats, with its prior scale and noise; None for posteriors without evidence.
 
-    Noise and evidence are in the units of the file's target. Where its logarithm is modelled, the noise is in units of
-    the logarithm. The prior scale is for the network's weights.
+    Noise and evidence are in units of the file's target; with --log-target the noise is in units of its logarithm. The
+    prior scale is for the network's weights.
     """
     if not isinstance(posterior, Linearized) or posterior.log_evidence is None:
         return None
@@ -79,7 +76,7 @@ def evidence(posterior: Model, task: Task) -> dict[str, float] | None:
     scales = chosen_scales(fitted).get("prior_scale")
     if isinstance(prior, Normal) and not isinstance(prior.scale, Tensor):
         result["prior_scale"] = float(prior.scale)
-    elif scales is not None:  # one for each layer: the geometric mean over tensors
+    elif scales is not None:  # a scale for each layer: take the geometric mean over tensors
         result["prior_scale"] = float(scales.log().mean().exp())
     if isinstance(likelihood, Gaussian):
         result["noise"] = float(torch.as_tensor(likelihood.scale)) * scale
@@ -87,7 +84,7 @@ def evidence(posterior: Model, task: Task) -> dict[str, float] | None:
 
 
 def evidence_line(method: str, task: Task, result: dict[str, float]) -> str:
-    """The same in a line."""
+    """Describe the result of `evidence` in a line."""
     names = {"prior_scale": "prior scale", "noise": "noise of the logarithm" if task.source.log_target else "noise"}
     known = [f"{text} {short(result[key])}" for key, text in names.items() if key in result]
     known.append(f"log evidence {result['log_evidence']:,.2f} nats.")
@@ -95,9 +92,9 @@ def evidence_line(method: str, task: Task, result: dict[str, float]) -> str:
 
 
 def negative_limits(predictive: Predictive, source: Source) -> int:
-    """The number of test rows, of the first 500, whose 95 % interval begins below 0 though every target is above 0.
+    """Count rows, of the first 500 test rows, whose 95 % interval begins below 0 although every target is above 0.
 
-    0 for data that are no file, and where the logarithm is modelled.
+    The count is 0 for built-in data sets, and with --log-target.
     """
     if source.preprocessing is None or predictive.classifies or source.log_target:
         return 0
@@ -109,7 +106,7 @@ def negative_limits(predictive: Predictive, source: Source) -> int:
 
 
 def negative_limits_line(source: Source, counts: Mapping[str, int]) -> str:
-    """The same in a line, for methods by label; nothing where no interval begins below 0."""
+    """Describe the `counts` of `negative_limits` by label in a line; "" if all are 0."""
     some = ", ".join(f"{label} {count}" for label, count in counts.items() if count)
     rows = min(FOREIGN, len(source.data.test))
     return (
@@ -126,11 +123,13 @@ FOREIGN = 500  # inputs of either kind
 
 
 def far_away(posterior: Model, predictive: Predictive, source: Source) -> dict[str, float] | None:
-    """How a posterior, with this predictive at the test rows, predicts away from all training rows.
+    """Measure how a posterior predicts far from the training rows; `predictive` is its predictive at the test rows.
 
-    Classes: the mean confidence far out. Regression: the median predictive standard deviation far out, in that at the
-    test rows. Both: the AUROC by which entropy or standard deviation tells foreign inputs from test rows. None without
-    any numeric input, or where predictions so far out are not finite.
+    - "confidence" (classes): mean confidence far away.
+    - "width" (regression): median standard deviation far away, divided by the median at the test rows.
+    - "auroc": AUROC of entropy or standard deviation for foreign inputs against test rows.
+
+    None without numeric inputs, or if a number is not finite.
     """
     numeric = numeric_features(source.preprocessing, source.data.train.inputs.shape[1])
     if not numeric.any():
@@ -146,7 +145,7 @@ def far_away(posterior: Model, predictive: Predictive, source: Source) -> dict[s
 
 
 def _pushed_out(data: DataSet, numeric: Tensor) -> Tensor:
-    """Test inputs moved away from the mean of the training rows, to FAR times the distance of the farthest of these."""
+    """Return test inputs moved to FAR times the largest distance of a training row from the training mean."""
     seen, rows = data.train.inputs.double(), data.test.inputs[:FOREIGN].double()
     centre, spread = seen.mean(0), seen.std(0, correction=0)
     spread = torch.where(numeric & (spread > 0), spread, 1.0)
@@ -158,9 +157,9 @@ def _pushed_out(data: DataSet, numeric: Tensor) -> Tensor:
 
 
 def _foreign(data: DataSet, numeric: Tensor) -> Tensor:
-    """Test inputs whose numbers are drawn anew, outside the range of the training rows and within WIDE times of it.
+    """Return test inputs with their numbers drawn outside the training range, within WIDE times that range.
 
-    Draws from a box around that range are moved out, along a line from its middle: at least one number is outside.
+    Draws from the training range are moved outwards from its middle until at least one number is outside.
     """
     rows = data.test.inputs[:FOREIGN]
     low, high = data.train.inputs.amin(0), data.train.inputs.amax(0)
@@ -174,7 +173,7 @@ def _factor(value: float) -> str:
 
 
 def far_lines(data: DataSet, results: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """The same in lines, for methods by label."""
+    """Describe the `results` of `far_away` by label in lines."""
     if not results:
         return []
 
@@ -196,14 +195,14 @@ def far_lines(data: DataSet, results: Mapping[str, Mapping[str, float]]) -> list
 
 
 def draw_comparison(path: Path, document: Mapping[str, Any], task: Task, posteriors: Mapping[str, Model]) -> None:
-    """Draw what the posteriors predict over the inputs, one panel a method."""
+    """Draw the predictions of the posteriors over the inputs, in a panel for each method."""
     panels = {method_label(name): posterior for name, posterior in posteriors.items()}
     far = {label: value for label, value in _by_label(document, "far").items() if value}
     comparison(panels, task.data, path, _by_label(document, "test_nll"), {k: _far_words(v) for k, v in far.items()})
 
 
 def _far_words(far: Mapping[str, float]) -> str:
-    """What a panel says of inputs far away."""
+    """Return the caption of a panel on predictions far away."""
     words = (
         f"far away {_factor(far['width'])} times as wide"
         if "width" in far
@@ -212,14 +211,14 @@ def _far_words(far: Mapping[str, float]) -> str:
     return f"{words}, foreign AUROC {far['auroc']:.2f}"
 
 
-PAIRS = 10_000_000  # of test and training rows whose distances are looked at
+PAIRS = 10_000_000  # most pairs of rows whose distances are computed
 
 
 def among_training_rows(data: DataSet) -> Tensor:
-    """Which test rows are as near to a training row as training rows are to each other, (N,).
+    """Return a mask (N,) of the test rows that are as near to a training row as training rows are to each other.
 
-    Distances are in standard deviations, the bound is the largest from a training row to its nearest neighbour: a gap
-    between the rows is outside. All are inside where there are too many pairs to look at.
+    Distances are in standard deviations. The bound is the largest distance of a training row to its nearest neighbour,
+    so gaps between training rows count as outside. With more than PAIRS pairs of rows all are marked.
     """
     seen, rows = data.train.inputs.double().cpu(), data.test.inputs.double().cpu()
     if len(seen) < 2 or len(seen) * max(len(seen), len(rows)) > PAIRS:
@@ -230,13 +229,14 @@ def among_training_rows(data: DataSet) -> Tensor:
     return torch.cdist(rows / spread, seen / spread).amin(1) <= bound
 
 
-CLEARLY = 0.1  # the difference between two AUROCs that is worth a word
+CLEARLY = 0.1  # smallest difference in AUROC that is reported
 
 
 def elsewhere(taken: str, results: Mapping[str, Mapping[str, float]]) -> str:
-    """A sentence on the method that tells inputs from elsewhere clearly better than `taken`, or on `taken` against MAP.
+    """Return a sentence if a method detects foreign inputs clearly better than `taken`, or `taken` better than MAP.
 
-    Takes what `far_away` gave, by label. Held-out rows do not see this: they come from where training rows did.
+    `results` has the results of `far_away` by label. Scores at test rows do not show this, as these come from where the
+    training rows do.
     """
     if taken not in results:
         return ""
@@ -251,5 +251,5 @@ def elsewhere(taken: str, results: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _by_label(document: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """One of the numbers of the methods that worked."""
+    """Return one number of each method that worked, by label."""
     return {method_label(row["method"]): row[key] for row in document["methods"] if row["failed"] is None}

@@ -1,25 +1,25 @@
-"""A command that torchrun has started in several processes, which share its fits."""
+"""Commands that torchrun starts in several processes, which share each fit."""
 
 import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 
-SHARED = ("fit", "compare", "study")  # the verbs that fit; any other is the work of the first process
-PATIENCE = 86400.0  # seconds for which a process waits while another one fits alone; one that dies is missed at once
-LATER = 1.0  # seconds by which the first process says its error before the others end, upon which torchrun ends all
+SHARED = ("fit", "compare", "study")  # the verbs that fit; only the first process runs another verb
+PATIENCE = 86400.0  # seconds that processes wait while the first fits alone; the death of a process is noticed at once
+LATER = 1.0  # seconds for the first process to print its error before another ends, since torchrun then kills all
 
 
 def rank() -> int:
-    """Return the number of this process among those of torchrun; 0 in a process that it did not start."""
+    """Return the rank of this process; 0 if torchrun did not start it."""
     return int(os.environ.get("RANK", "0")) if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
 
 @contextmanager
 def joined(arguments: Sequence[str]) -> Iterator[bool]:
-    """Join the other processes of torchrun, if any; yields whether this process has a part in the command.
+    """Join the other processes of torchrun, if any; yield whether this process takes part in the command.
 
-    The first process alone prints. An error that it has too is left to it: `said` is set.
+    Only the first process prints. It also prints the errors that all processes raise (see `said_by_first`).
     """
     verb = next((word for word in arguments if not word.startswith("-")), "")
     if "TORCHELASTIC_RUN_ID" not in os.environ or verb not in SHARED or "--help" in arguments or "-h" in arguments:
@@ -37,7 +37,7 @@ def joined(arguments: Sequence[str]) -> Iterator[bool]:
 
 
 def said_by_first(error: Exception) -> bool:
-    """Return whether the first process says this error of another one, and give it the time to do so."""
+    """Return whether the first process prints this error too; if so wait until it has."""
     said = rank() > 0 and getattr(error, "said_by_first", False)
     if said:
         time.sleep(LATER)

@@ -1,4 +1,4 @@
-"""Where rows come from: data sets made on the spot, and files of tables with a target column."""
+"""Sources of rows: built-in data sets, and files of tables with a target column."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from posterity.cli.frame.options import DATA_NAMES, TEST_FRACTION, ReadingOptions, TableOptions
-from posterity.cli.frame.output import UsageError, log
+from posterity.cli.frame.output import UsageError, hint, log
 from posterity.datasets import TOYS, DataSet, LabelledData, Preprocessing, Table, load, prepare, read_table
 from posterity.datasets.dates import find_order
 from posterity.datasets.files import content
@@ -27,11 +27,11 @@ SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".data", ".tab", ".gz", ".zip", ".pa
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Rows to fit or to score; a file's come with its path, how it was read, and what became of its columns.
+    """Rows to fit or to score; for a file also its path, its table and its preprocessing.
 
-    `table` and `test` are the file as written and its test rows there, `train` its training rows; `config` is what a
-    run on the file depends on. `by` has the group or the time of each training row, where these were asked for, as
-    `folds` takes them.
+    `table` is the file as written; `train` and `test` are the indices of its training and test rows. `config` is the
+    part of a run's configuration that describes the file. `by` has "groups" or "times" of the training rows for
+    --group or --time, as `folds` takes them.
     """
 
     data: DataSet
@@ -46,35 +46,40 @@ class Source:
 
     @property
     def scale(self) -> float:
-        """What one unit of the targets is in the units of the file; 1 for classes and for made data."""
+        """The unit of the encoded targets, in units of the file; 1 for classes and built-in data sets."""
         return 1.0 if self.preprocessing is None else self.preprocessing.target.scale
 
     @property
     def shift(self) -> float:
-        """Where the targets' zero is in the units of the file; 0 for classes and for made data."""
+        """The zero of the encoded targets, in units of the file; 0 for classes and built-in data sets."""
         return 0.0 if self.preprocessing is None else self.preprocessing.target.mean
 
     @property
     def log_target(self) -> bool:
-        """Whether the targets are logarithms of what the file has."""
+        """Whether the targets are logarithms of the values in the file."""
         return self.preprocessing is not None and self.preprocessing.target.log
 
     @property
+    def unit(self) -> str:
+        """The name of the target's column, or y."""
+        return "y" if self.preprocessing is None else self.preprocessing.target.name
+
+    @property
     def order(self) -> Literal["random", "group", "time"]:
-        """How rows are divided into folds."""
+        """The rule by which rows are divided into folds."""
         return "group" if "groups" in self.by else "time" if "times" in self.by else "random"
 
     def affine_units(self, predictive: Predictive) -> tuple[Predictive, torch.Tensor]:
-        """The predictive and the test targets, or their logarithms where these were modelled, in units of the file."""
+        """Return the predictive and the test targets in units of the file, or of its logarithm with --log-target."""
         targets = self.data.test.targets
         if self.preprocessing is None or predictive.classifies:
             return predictive, targets
         return AffinePredictive(predictive, self.shift, self.scale), self.shift + self.scale * targets.double()
 
     def own_units(self, predictive: Predictive) -> tuple[Predictive, torch.Tensor, float]:
-        """The predictive and the test targets, and what one unit of both is in the units of the file.
+        """Return the predictive, the test targets, and their common unit in units of the file.
 
-        Where logarithms were modelled, both are of the target itself.
+        With --log-target both are of the target itself, with the unit 1.
         """
         targets = self.data.test.targets
         if not self.log_target:
@@ -83,11 +88,11 @@ class Source:
         return ExponentialPredictive(predictive, self.shift, self.scale), own, 1.0
 
     def final_units(self, predictive: Predictive) -> tuple[Predictive, torch.Tensor]:
-        """The predictive and the test targets in the units of the file."""
+        """Return the predictive and the test targets in units of the file."""
         return self.own_units(predictive)[:2] if self.log_target else self.affine_units(predictive)
 
     def part(self) -> dict[str, Part]:
-        """What a run folder keeps to recognise its training rows and, for a file, to read other files."""
+        """Return the parts of a run folder by which training rows are recognised and other files are encoded."""
         rows = {"rows": Part({}, {"hashes": row_hashes(self.data.train)})}
         if self.preprocessing is None:
             return rows
@@ -97,20 +102,20 @@ class Source:
 
 
 def say_notes(source: Source, *, quiet: bool = False) -> None:
-    """Say on standard error what the reader of a file had to decide."""
+    """Print on standard error the decisions that were made when the file was read."""
     for note in source.notes:
         log(f"{source.data.name}: {note}", quiet=quiet)
 
 
 def is_file(name: str) -> bool:
-    """Whether the argument DATA means a file: there is one, or it is written like a path."""
+    """Return whether DATA means a file: one of that name exists, or the name looks like a path."""
     if name in TOYS:
         return False
     return "/" in name or "\\" in name or name.lower().endswith(SUFFIXES) or Path(name).exists()
 
 
 def find_data(name: str, columns: TableOptions, reading: ReadingOptions, seed: int = 0) -> Source:
-    """The data that the argument DATA names: a data set made on the spot, or a file, whose test rows the seed draws."""
+    """Load the built-in data set or the file that DATA names; the seed draws the test rows of a file."""
     if is_file(name):
         return read_source(Path(name), columns, reading, seed)
     if name not in TOYS:
@@ -126,7 +131,7 @@ def find_data(name: str, columns: TableOptions, reading: ReadingOptions, seed: i
 def read_source(
     path: Path, columns: TableOptions, reading: ReadingOptions, seed: int, preprocessing: Preprocessing | None = None
 ) -> Source:
-    """The rows of a file with a target, split by the seed; BadData or `UsageError` where that cannot be.
+    """Read the rows of a file with a target, split by the seed; raise BadData or `UsageError` for bad files or options.
 
     With the `preprocessing` of an earlier run on the file they are encoded as in that run.
     """
@@ -135,7 +140,7 @@ def read_source(
         names = read_table(path, **how).names
         raise UsageError(
             f"{path} is a file: --target must name the column to predict. Its columns are {', '.join(names)}.",
-            f"as in --target {_word(names[-1])}.",
+            f"as in --target {shown(names[-1]) if ' ' in names[-1] else names[-1]}.",
         )
     digest = hashlib.sha256(content(path)).hexdigest()
     try:
@@ -159,7 +164,7 @@ def read_source(
     for name in ("log_target", "group", "time", "keep", "thousands", "dates"):
         if not config[name]:
             del config[name]  # runs of earlier releases do not have it
-    del config["task"]  # whether the task was given does not matter, the task does
+    del config["task"]  # the run stores the task itself, whether given or inferred
     return Source(
         prepared.data,
         path.absolute(),
@@ -174,13 +179,13 @@ def read_source(
 
 
 def _ordering(columns: TableOptions) -> tuple[str, ...]:
-    """The column by which rows are grouped or ordered, unless it is an input."""
+    """Return the column that groups or orders the rows and is no input; () if there is none."""
     named = columns.group or columns.time
     return () if named is None or columns.keep or named in columns.drop else (named,)
 
 
 def _ordered_by(path: Path, table: Table, columns: TableOptions, how: dict[str, Any]) -> dict[str, Any]:
-    """The group or time of each row of the table, as `folds` takes them; nothing where none is asked for."""
+    """Return the group or time of each row of the table, as `folds` takes them; {} without --group and --time."""
     name = columns.group or columns.time
     if name is None:
         return {}
@@ -211,7 +216,7 @@ def _ordered_by(path: Path, table: Table, columns: TableOptions, how: dict[str, 
 
 
 def at_most(num_folds: int, by: dict[str, Any]) -> int:
-    """So many folds, or as many as there are groups or times for; BadData where these are too few for any."""
+    """Limit a number of folds by the number of groups or times; raise BadData if these are too few for two folds."""
     for name, values in by.items():
         distinct, later = len(np.unique(values)), name == "times"
         if distinct < 2 + later:
@@ -224,7 +229,7 @@ def at_most(num_folds: int, by: dict[str, Any]) -> int:
 
 
 def _parts(count: int, fraction: float, by: dict[str, Any], seed: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Training and test rows where they are not drawn at random: all rows, whole groups, or the latest rows to test."""
+    """Return indices of training and test rows: no test rows, whole groups, or the latest rows; None: random rows."""
     everything = torch.arange(count, device="cpu")
     at_most(2, by)
     if fraction == 0:
@@ -242,7 +247,7 @@ def _parts(count: int, fraction: float, by: dict[str, Any], seed: int) -> tuple[
 
 
 def row_hashes(rows: LabelledData) -> torch.Tensor:
-    """A hash of each row as the network sees it, inputs and target, (N,) int64."""
+    """Return a hash of the encoded inputs and target of each row, (N,) int64."""
     parts = [value.reshape(len(rows), -1).contiguous().cpu().numpy() for value in rows.pair]
     lines = zip(*parts, strict=True)
     digests = b"".join(
@@ -252,7 +257,7 @@ def row_hashes(rows: LabelledData) -> torch.Tensor:
 
 
 def stored_hashes(part: Part, run: Path) -> torch.Tensor:
-    """The hashes of the rows that a run was fitted to; BadFolder where they are none."""
+    """Return the stored hashes of the training rows; raise BadFolder if they are malformed."""
     with reading(f"Run folder '{run}': part 'rows'"):
         hashes = part.tensors["hashes"]
         if hashes.dim() != 1 or hashes.dtype != torch.int64:
@@ -261,7 +266,7 @@ def stored_hashes(part: Part, run: Path) -> torch.Tensor:
 
 
 def stored_preprocessing(part: Part, run: Path, config: dict[str, Any]) -> tuple[Path, Preprocessing]:
-    """The file that a run was fitted to, and what became of its columns; BadFolder where they do not suit the run."""
+    """Return the file of a run and its preprocessing; raise BadFolder if they do not suit the run."""
     with reading(f"Run folder '{run}': part 'preprocessing'"):
         value = decode(part.config["value"], part.tensors)
         file = part.config["file"]
@@ -270,60 +275,43 @@ def stored_preprocessing(part: Part, run: Path, config: dict[str, Any]) -> tuple
         value.check()
         wanted = (config["task"], config["classes"], num_inputs(config))
         if (value.task, list(value.target.classes) or None, len(value.features)) != wanted:
-            raise BadFolder("It is of another run: its task, classes or number of inputs differ. Fit it anew.")
+            raise BadFolder("It belongs to another run: its task, classes or number of inputs differ. Fit it anew.")
     return Path(file), value
 
 
 def num_inputs(config: dict[str, Any]) -> int:
-    """The number of inputs that a run takes."""
+    """Return the number of inputs of a run."""
     return int(config["inputs"] if "inputs" in config else config["network"]["sizes"][0])
 
 
 def own_source(path: Path, config: dict[str, Any], preprocessing: Preprocessing) -> Source:
-    """The file of a finished run, read as it was then; BadData where it is gone or has changed."""
-    advice = "name the rows to use with --data FILE."
-    try:
-        digest = hashlib.sha256(content(path)).hexdigest()
-    except BadData as error:
-        error.add_note(advice)
-        raise
-    if digest != config["sha256"]:
-        changed = BadData(
-            f"{path}: the file has changed since the run was fitted to it, so its test rows are not known."
+    """Read the file of a finished run with its options; raise BadData if the file is gone or has changed."""
+    with hint(BadData, "name the rows to use with --data FILE."):
+        if hashlib.sha256(content(path)).hexdigest() != config["sha256"]:
+            raise BadData(
+                f"{path}: the file has changed since the run was fitted to it, so its test rows are not known."
+            )
+        columns, reading = (
+            from_mapping(kind, {name: config[name] for name in describe(kind) if name in config})
+            for kind in (TableOptions, ReadingOptions)
         )
-        changed.add_note(advice)
-        raise changed
-    columns, reading = (
-        from_mapping(kind, {name: config[name] for name in describe(kind) if name in config})
-        for kind in (TableOptions, ReadingOptions)
-    )
-    if columns.test_fraction == 0:
-        none = BadData(f"The run was fitted to all rows of {path}, so it has no test rows.")
-        none.add_note(advice)
-        raise none
+        if columns.test_fraction == 0:
+            raise BadData(f"The run was fitted to all rows of {path}, so it has no test rows.")
     source = read_source(path, columns, reading, int(config["seed"]), preprocessing)
     if not (*columns.drop, *_ordering(columns)) or source.table is None:
         return source
-    # What is no input may still say which row is which: show the dropped columns too.
+    # Columns that are not inputs may identify rows, so show the dropped columns too.
     whole = read_table(path, **{**as_json(reading), "header": source.table.named})
     rows = {line: row for row, line in enumerate(whole.columns[0].lines)}
     lines = source.table.columns[0].lines
     return replace(source, table=whole, test=tuple(rows[lines[row]] for row in source.test))
 
 
-def other_source(path: Path, preprocessing: Preprocessing, reading: ReadingOptions, *, targets: bool) -> Source:
-    """The rows of another file for a run: every row without `targets`, else those that have one."""
-    return source_of_table(read_table(path, **as_json(reading)), path, preprocessing, targets=targets)
-
-
 def source_of_table(table: Table, path: Path, preprocessing: Preprocessing, *, targets: bool) -> Source:
-    """The rows of a table for a run, as `other_source` gives them."""
+    """Encode the rows of a table for a run; with `targets`, only rows that have one."""
     if targets:
-        try:
-            table.column(preprocessing.target.name)
-        except BadData as error:  # it names the nearest column
-            error.add_note("scores need the target; 'posterity predict' does not.")
-            raise
+        with hint(BadData, "scores need the target; 'posterity predict' does not."):
+            table.column(preprocessing.target.name)  # the error names the nearest column
     inputs, wanted, notes = preprocessing.transform(table, targets=targets)
     if not targets:
         kind = torch.int64 if preprocessing.target.classes else inputs.dtype
@@ -332,7 +320,3 @@ def source_of_table(table: Table, path: Path, preprocessing: Preprocessing, *, t
     rows = LabelledData(inputs, wanted)
     data = DataSet(path.stem, preprocessing.task, rows, rows, preprocessing.target.classes or None)
     return Source(data, path, preprocessing, table, tuple(range(len(table))), notes=(*table.notes, *notes))
-
-
-def _word(name: str) -> str:
-    return shown(name) if " " in name else name

@@ -1,4 +1,4 @@
-"""From dataclasses of options to the parameters of a command."""
+"""Commands whose options are the fields of dataclasses."""
 
 import dataclasses
 import inspect
@@ -14,10 +14,10 @@ from posterity.options import Option, describe, flag, types
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """The function as a command, in which each parameter whose type is a dataclass is spread into its options.
+    """Return the function as a command that has an option for each field of its dataclass parameters.
 
-    The function is called with the dataclasses, made of the values of their options. A field without help is no
-    option and keeps its default; other parameters are typer's, as they stand.
+    The function is called with the dataclasses, built from the values of their options. A field without help is not an
+    option and keeps its default; other parameters are passed to typer unchanged.
     """
     hints = get_type_hints(function, include_extras=True)
     plain: list[inspect.Parameter] = []
@@ -46,7 +46,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _made(kind: type, values: dict[str, Any]) -> Any:
-    """The dataclass from the values of its options, which are taken out of `values`."""
+    """Build the dataclass from the values of its options, which are removed from `values`."""
     given = {}
     for name, about in describe(kind).items():
         value = values.pop(name)
@@ -60,7 +60,7 @@ def _made(kind: type, values: dict[str, Any]) -> Any:
 
 @cache
 def _parameters(kind: type) -> tuple[inspect.Parameter, ...]:
-    """The parameters of all options of a dataclass, as typer reads them."""
+    """Return the parameters of all options of a dataclass, as typer reads them."""
     hints, defaults = types(kind), {field.name: field.default for field in dataclasses.fields(kind)}
     return tuple(_parameter(name, about, hints[name], defaults[name]) for name, about in describe(kind).items())
 
@@ -85,7 +85,7 @@ def _parameter(name: str, about: Option, hint: Any, default: Any) -> inspect.Par
 
 
 def _type(hint: Any, about: Option) -> Any:
-    """The type that typer reads: text where the option parses it itself, a list for a tuple."""
+    """Return the type for typer: str for an option with its own parser, a list for a tuple."""
     optional = get_origin(hint) in (Union, UnionType) and NoneType in get_args(hint)
     if about.parse is not None:
         return str | None if optional or get_origin(hint) is tuple else str
@@ -95,7 +95,7 @@ def _type(hint: Any, about: Option) -> Any:
 
 
 def _told(default: Any, about: Option) -> Any:
-    """The default as the command line would say it."""
+    """Return the default in the form of the command line."""
     if about.parse is not None and isinstance(default, tuple):
         return ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in default) or None
     if default == ():

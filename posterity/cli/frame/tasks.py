@@ -1,4 +1,4 @@
-"""From names to things: the data set, the network, the problem and the methods of a command line, and their runs."""
+"""Tasks of the command line: the network and joint for a source of rows, checks of options, and runs of stages."""
 
 import sys
 import time
@@ -29,12 +29,12 @@ from posterity.recipes.stages import threads, usual_kl_weight
 from posterity.storage.part import JSON
 
 HIDDEN = MappingProxyType({"line": (), "sine": (50,), "waves": (50,)})
-"""Hidden layers of the data sets for which two layers of 50 are more than they ask for."""
+"""Default hidden layers of built-in data sets that need less than two layers of 50."""
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A problem ready to run: its settings, where its data come from, the network and the joint."""
+    """A problem ready to run: settings, source of rows, network and joint."""
 
     settings: Settings
     source: Source
@@ -43,7 +43,7 @@ class Task:
 
     @property
     def data(self) -> DataSet:
-        """The rows."""
+        """The data set of the source."""
         return self.source.data
 
     @property
@@ -55,11 +55,11 @@ class Task:
     def options(self) -> dict[str, JSON]:
         """The options with what was chosen for those left out, as JSON."""
         rate = self.settings.dropout or 0.0
-        # The file comes first, so that a changed one is told before what follows from it.
+        # The file comes first, so that a changed file is reported before settings that follow from it.
         return {"data": self.data.name, **self.source.config, **as_json(self.settings), "dropout": rate}
 
     def config(self, method: str) -> dict[str, JSON]:
-        """All that a run of `method` depends on, and what it takes to use its posterior, as JSON."""
+        """Return as JSON all settings that determine a run of `method`, and the facts that loading it needs."""
         return {
             **self.options,
             "method": method,
@@ -70,7 +70,7 @@ class Task:
 
 
 def find_device(name: str) -> torch.device:
-    """The device that --device names; `auto` is a CUDA device where there is one."""
+    """Return the device of --device; `auto` is a CUDA device if there is one."""
     if name not in ("auto", "cpu", "cuda"):
         raise UsageError(unknown("device", name, ("auto", "cpu", "cuda")), "the devices are auto, cpu and cuda.")
     if name == "cuda" and not torch.cuda.is_available():
@@ -88,15 +88,15 @@ def make_task(
     *,
     figure: bool = False,
 ) -> Task:
-    """The problem that the options describe; see `task_of`."""
+    """Return the task that the options describe; see `task_of`."""
     return task_of(find_data(data, columns, reading, settings.seed), methods, settings, device, figure=figure)
 
 
 def task_of(source: Source, methods: tuple[str, ...], settings: Settings, device: str, *, figure: bool = False) -> Task:
-    """The problem of these rows: a fully connected network that fits the data, and its joint.
+    """Return the task of these rows: a fully connected network for the data, and its joint.
 
-    `UsageError` where one of the methods cannot work on it, or no `figure` that is wanted can be drawn of it. Without
-    any methods the network is linear: nothing will be fitted by it.
+    Raise a `UsageError` if a method cannot work on it, or a wanted `figure` cannot be drawn. Without methods the
+    network is linear, as nothing is fitted.
     """
     if not methods:
         settings = replace(settings, hidden=())
@@ -138,7 +138,7 @@ def _problem(chosen: Settings, source: Source, device: torch.device) -> tuple[ML
 
 
 def filled(settings: Settings, source: Source, methods: tuple[str, ...]) -> Settings:
-    """The settings with what suits the data and the methods, where an option was left out."""
+    """Return the settings with defaults for the data and the methods in place of options that were left out."""
     data, is_file, noise = source.data, source.path is not None, settings.noise
     if data.task == "classification" and noise is not None:
         raise UsageError(f"--noise is for regression, and {data.name} has classes.", "leave --noise out.")
@@ -156,7 +156,7 @@ def filled(settings: Settings, source: Source, methods: tuple[str, ...]) -> Sett
 
 
 def training_rows(settings: Settings, data: DataSet) -> tuple[torch.Tensor, ...]:
-    """Inputs and targets; with --class-weight balanced also weights of the rows, N / (classes x rows of the class)."""
+    """Return inputs and targets; with --class-weight balanced also row weights, N / (classes x rows of the class)."""
     if settings.class_weight is None:
         return data.train.pair
     counts = torch.bincount(data.train.targets)
@@ -165,13 +165,13 @@ def training_rows(settings: Settings, data: DataSet) -> tuple[torch.Tensor, ...]
 
 
 def stage_joint(stage: str, task: Task) -> Joint:
-    """The problem of one stage: the task's own joint, except that mean-field may weigh its KL differently."""
+    """Return the joint of a stage: the task's own, tempered where mean-field weighs its KL."""
     eta = kl_weight(stage, task)
     return task.joint if eta is None else replace(task.joint, tempering=Tempering.tempered(eta))
 
 
 def kl_weight(stage: str, task: Task) -> float | None:
-    """What mean-field multiplies its KL with, other methods being left alone; None where the task is tempered."""
+    """Return the factor of mean-field's KL; None for other methods, and for a task with a temperature."""
     chosen = task.settings
     if stage != "mean-field" or chosen.temperature != 1.0 or chosen.eta != 1.0:
         return None
@@ -179,7 +179,7 @@ def kl_weight(stage: str, task: Task) -> float | None:
 
 
 def kl_weight_line(method: str, task: Task) -> str:
-    """A sentence on the weight of the KL, where mean-field has one of its own that is not 1; else nothing."""
+    """Describe the factor of mean-field's KL in a sentence; "" if it is 1 or None."""
     weight = kl_weight(method, task)
     if weight is None or weight == 1.0:
         return ""
@@ -189,7 +189,7 @@ def kl_weight_line(method: str, task: Task) -> str:
 
 
 def _check_options(names: tuple[str, ...], settings: Settings) -> None:
-    """`UsageError` where no method takes an option that is for a few methods."""
+    """Raise a `UsageError` for an option of methods that are not run."""
     for name, value in as_json(settings).items():
         if value is not None and (words := owners(name)) and not set(words) & set(names):
             *others, last = (f"the method {word}" if word == name else word for word in words)
@@ -198,7 +198,7 @@ def _check_options(names: tuple[str, ...], settings: Settings) -> None:
 
 
 def _check_methods(names: tuple[str, ...], task: Task) -> None:
-    """`UsageError` where a method cannot work on the task."""
+    """Raise a `UsageError` if a method cannot work on the task."""
     settings = task.settings
     if "conjugate" in names and (task.data.classes is not None or settings.hidden or isinstance(settings.noise, str)):
         raise UsageError(
@@ -223,19 +223,19 @@ def _check_methods(names: tuple[str, ...], task: Task) -> None:
 
 
 def stages(names: tuple[str, ...], task: Task) -> dict[str, Method]:
-    """Every stage of the methods once, in the order in which they run."""
+    """Return each stage of the methods once, in the order of the runs."""
     words = dict.fromkeys(stage for name in names for stage in RECIPES[name].stages)
     return {word: RECIPES[word].make(task.settings, task.joint) for word in words}
 
 
 def plans(names: tuple[str, ...], task: Task, world_size: int = 1) -> dict[str, Plan]:
-    """What every stage of the methods takes in memory, on each of `world_size` devices."""
+    """Plan the memory and time of each stage of the methods, on each of `world_size` devices."""
     methods = stages(names, task)
     return {stage: plan(method, task.joint, task.rows, world_size=world_size) for stage, method in methods.items()}
 
 
 def check_memory(names: tuple[str, ...], task: Task) -> None:
-    """`UsageError` where a stage takes more memory than there is, before any has run."""
+    """Raise a `UsageError` if a stage needs more memory than there is, before any has run."""
     for needed in plans(names, task).values():
         if not needed.fits:
             assert needed.memory is not None
@@ -247,7 +247,7 @@ def check_memory(names: tuple[str, ...], task: Task) -> None:
 
 
 def _check_figure(data: DataSet) -> None:
-    """`UsageError` where no figure can be drawn of the data."""
+    """Raise a `UsageError` if no figure can be drawn of the data."""
     if not has_figure(data):
         wanted, count = _drawn_inputs(data), data.train.inputs.shape[1]
         raise UsageError(
@@ -257,7 +257,7 @@ def _check_figure(data: DataSet) -> None:
 
 
 def has_figure(data: DataSet) -> bool:
-    """Whether what is predicted can be drawn over the inputs: one of them for regression, two for classes."""
+    """Return whether predictions can be drawn over the inputs: one input for regression, two for classes."""
     return data.train.inputs.shape[1] == _drawn_inputs(data)
 
 
@@ -266,14 +266,14 @@ def _drawn_inputs(data: DataSet) -> int:
 
 
 def describe(task: Task) -> str:
-    """The network in a few words: `2-50-50-2 relu, 2802 weights`."""
+    """Describe the network, as in `2-50-50-2 relu, 2802 weights`."""
     sizes = "-".join(str(size) for size in task.network.config["sizes"])
     activation = f" {task.settings.activation}" if task.settings.hidden else " linear"
     return f"{sizes}{activation}, {task.joint.num_weights} weights"
 
 
 def _likelihood(settings: Settings, scale: float) -> Likelihood:
-    """The noise is given in the units of the targets; the network sees them divided by `scale`."""
+    """Return the likelihood; the given noise is in units of the file, in which the targets' unit is `scale`."""
     if settings.noise is None:
         return Categorical()
     if settings.noise == "inputs":
@@ -285,14 +285,14 @@ def _likelihood(settings: Settings, scale: float) -> Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """What a stage gave, and the seconds it took in this process."""
+    """The posterior and trace of a stage, and its seconds in this process."""
 
     posterior: Posterior
     trace: Trace
     seconds: float
 
     def say(self, label: str, *, quiet: bool) -> None:
-        """Say on standard error that it is finished."""
+        """Print on standard error that the stage is finished."""
         trace, did = self.trace, ""
         if "loss" in trace:
             did = f", {int(trace.steps('loss')[-1])} steps, loss {float(trace['loss'][-1].mean()):.4f}"
@@ -324,13 +324,13 @@ def run_stage(
 
 
 def warm_up() -> None:
-    """Let torch load now what its first Jacobian needs, about a second, which no method should be charged for."""
+    """Compute a Jacobian once: torch's first takes about a second, which no method's seconds should include."""
     torch.func.vmap(torch.func.jacrev(torch.square))(torch.ones(1))
 
 
 @contextmanager
 def fitting_threads(task: Task) -> Iterator[None]:
-    """One thread for a small network; see `threads`."""
+    """Choose the number of threads inside the context by the size of the problem; see `threads`."""
     given = task.settings.batch_size
     rows = given if isinstance(given, int) else len(task.data.train)
     with threads(rows * task.joint.num_weights):

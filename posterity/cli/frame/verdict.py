@@ -1,4 +1,4 @@
-"""Which method of a comparison to take, and why: a rule over the NLL of each test row, and its sentence."""
+"""The verdict of a comparison: which method to take by the NLL of the test rows, and a sentence on why."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from posterity.report.numbers import with_ends
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row of the table that worked: its word, its label, its NLL of each test row (N,), whether it is a baseline."""
+    """A method or baseline that worked: its word, label, NLL of each test row (N,), and whether it is a baseline."""
 
     word: str
     label: str
@@ -25,15 +25,15 @@ class Candidate:
 
     @property
     def mean(self) -> float:
-        """The NLL of the table."""
+        """The mean NLL over test rows, as in the table."""
         return float(self.nll.double().mean())
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The method to take, what it was compared with, and the interval of `against`'s NLL less its own.
+    """The method to take, the method `against` which it was compared, and their difference in NLL with its interval.
 
-    `against` is None where there was nothing to compare with.
+    The difference is the NLL of the worse minus the NLL of the better. `against` is None for a single candidate.
     """
 
     take: str
@@ -47,10 +47,10 @@ class Verdict:
 
 
 def judge(candidates: Sequence[Candidate], predictive: Predictive, targets: Tensor) -> Verdict:
-    """Take the simplest candidate that is not surely worse than any other; they come simplest first.
+    """Take the simplest candidate that is not surely worse than another.
 
-    One is surely worse than another where the paired interval of the difference in NLL lies above 0. The bootstrap
-    draws from the test rows: `predictive` and `targets` are theirs. There is at least one candidate.
+    `candidates`, at least one, are ordered from simple to complex. A candidate is surely worse if the paired bootstrap
+    interval of the difference in NLL lies above 0. `predictive` and `targets` are of the test rows.
     """
 
     def paired(worse: Candidate, better: Candidate) -> Bootstrap:
@@ -104,18 +104,21 @@ def judge(candidates: Sequence[Candidate], predictive: Predictive, targets: Tens
 def _paired(
     worse: Candidate, better: Candidate, predictive: Predictive, targets: Tensor, rows: Tensor | None = None
 ) -> Bootstrap:
-    """The mean difference in NLL over these test rows, or all, with its interval; a row that both exclude has none."""
+    """Return the mean difference in NLL over `rows` (None: all test rows) with its interval.
+
+    The difference is 0 in rows whose NLL is infinite for both.
+    """
     difference = (worse.nll.double().cpu() - better.nll.double().cpu()).nan_to_num(0.0, math.inf, -math.inf)
     if rows is not None:
-        there = rows.to(targets.device)
-        difference, predictive, targets = difference[rows], predictive.rows(there), targets[there]
+        index = rows.to(targets.device)
+        difference, predictive, targets = difference[rows], predictive.rows(index), targets[index]
     return bootstrap(mean_over_rows(lambda pred, y: difference), predictive, targets, LEVEL)
 
 
 def within(taken: str, candidates: Sequence[Candidate], inside: Tensor, predictive: Predictive, targets: Tensor) -> str:
-    """How the taken candidate compares with MAP on the test rows that `inside` (N,) marks; "" where few are outside.
+    """Compare the taken candidate with MAP on the test rows that `inside` (N,) marks; "" if few rows are outside.
 
-    Test rows of some data sets reach beyond the training rows, where a point estimate has no chance. The interval is
+    Test rows of some data sets lie beyond the training rows, where a point estimate cannot do well. The interval is
     for these training rows: others may give another sign.
     """
     by_word, count = {each.word: each for each in candidates}, int(inside.sum())
@@ -135,11 +138,11 @@ _TRIVIAL: Mapping[str, str] = {"mean": "predicting the mean", "frequencies": "pr
 
 
 def _span(interval: Bootstrap, rows: int) -> str:
-    """A difference with its interval, in the digits that the interval supports."""
+    """Format a difference with its interval, in the digits that the interval supports."""
     value, ends = with_ends(abs(interval.value), [interval.lower, interval.upper])
     return f"{value} ({100 * LEVEL:g} % interval {ends}, {rows:,} test rows)"
 
 
 def _number(value: float) -> str:
-    """Three digits behind the point, or three significant ones where that would show none of them."""
+    """Format with three decimals, or with one significant digit below 0.001."""
     return f"{value:.3f}" if abs(value) >= 0.001 or value == 0 else f"{value:.1g}"

@@ -15,7 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from posterity.cli.frame.folders import Run
-from posterity.cli.frame.predictions import csv_text, json_value
+from posterity.cli.frame.output import finite
+from posterity.cli.frame.predictions import csv_text
 from posterity.cli.serving import page
 from posterity.cli.serving.batching import Batcher, Model
 from posterity.cli.serving.guard import Access, Guard, Receive, Scope, Send
@@ -32,9 +33,9 @@ LARGE = 1 << 16  # bytes from which a body is read in a thread, so that others n
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may have, and how long its body may take; the window is in seconds, too.
+    """Limits of requests: rows and bytes of one request, seconds for its body, seconds of the batching window.
 
-    `held` is for the bodies of all requests under way together, from their first byte to the answer.
+    `held` limits the bytes of the bodies of all requests in progress, from their first byte to the answer.
     """
 
     rows: int = 10_000
@@ -45,46 +46,46 @@ class Limits:
 
 
 class Room:
-    """How many bytes of bodies the server holds, and may hold."""
+    """The bytes of request bodies that the server holds, and the most it may hold."""
 
     def __init__(self, most: int) -> None:
-        """Take the most bytes."""
+        """Take the limit in bytes."""
         self.most, self.used = most, 0
 
 
 class Held:
-    """The bytes of one request in the room of all, given back at the end of the context."""
+    """The share of one request in the bytes of a `Room`, released at the end of the context."""
 
     def __init__(self, room: Room) -> None:
         """Take the room."""
         self._room, self._size = room, 0
 
     def __enter__(self) -> "Held":
-        """Begin with the bytes that each request counts for."""
+        """Take the least bytes that a request counts for."""
         return self.grown(LEAST_HELD)
 
     def __exit__(self, *error: object) -> None:
-        """Give back the bytes."""
+        """Release the bytes."""
         self._room.used -= self._size
 
     def grown(self, size: int) -> "Held":
-        """Hold bytes until the end; 503 where there is no room for them."""
+        """Take further bytes; refuse with 503 if there is no room."""
         self.check(size)
         self._room.used += size
         self._size += size
         return self
 
     def check(self, size: int) -> None:
-        """Refuse bytes for which there is no room beside those of others."""
+        """Refuse with 503 if other requests leave no room for so many bytes."""
         if self._room.used > self._size and self._room.used + size > self._room.most:
             raise Refused(503, "The server holds as many requests as it may. Try again in a second.")
 
 
 class Predictions:
-    """The predictions of a run as an application of ASGI: FastAPI would take as long as a pass of few rows."""
+    """The route /predict as a plain ASGI application: FastAPI would take as long as a forward pass of a few rows."""
 
     def __init__(self, run: Run, limits: Limits, metrics: Metrics) -> None:
-        """Take the run, what a request may have, and the counts, to which the rows are added."""
+        """Take the run, the limits of requests, and the metrics, to which rows are added."""
         self._limits, self._metrics, self._classifies = limits, metrics, run.config["classes"] is not None
         self._model, self._reader, self._room = Model(run), Reader(run, limits.rows), Room(limits.held)
         self._batcher = Batcher(self._model, limits.window)
@@ -96,7 +97,7 @@ class Predictions:
         return self._batcher.passes
 
     def warm_up(self) -> None:
-        """Let packages load what a first request needs, which takes half a second."""
+        """Predict one row, so that packages load now what takes half a second."""
         with suppress(Refused, PosterityError):
             asked = self._reader.read(json.dumps([dict.fromkeys(self.columns)]).encode(), KINDS[0], None)
             self._model.answers([asked])
@@ -145,7 +146,7 @@ class Predictions:
 
 
 async def _body(receive: Receive, told: int, limits: Limits, held: Held) -> bytes:
-    """The body of a request; 413 where it is too large, 503 where there is no room, 408 where it does not come."""
+    """Read the body of a request; refuse with 413 if it is too large, 503 without room, 408 if it is too slow."""
     sentence = f"A body may have {limits.bytes:,} bytes. Send fewer rows, or start the server with --max-bytes."
     if told > limits.bytes:
         raise Refused(413, sentence)
@@ -169,7 +170,7 @@ async def _body(receive: Receive, told: int, limits: Limits, held: Held) -> byte
 
 
 def make_app(path: Path, run: Run, access: Access, limits: Limits, *, quiet: bool) -> Guard:
-    """The server of a run, as an application of ASGI."""
+    """Return the server of a run, an ASGI application."""
     metrics = Metrics()
     predictions = Predictions(run, limits, metrics)
     drawing, drawn = asyncio.Lock(), list[str]()
@@ -190,7 +191,7 @@ def make_app(path: Path, run: Run, access: Access, limits: Limits, *, quiet: boo
 
     @app.get("/", include_in_schema=False)
     async def root() -> Response:
-        async with drawing:  # once, by the first who asks, in a thread: it takes seconds
+        async with drawing:  # drawn once, at the first request, in a thread: it takes seconds
             if not drawn:
                 drawn.append(await asyncio.to_thread(page.run_page, path, run, predictions.columns))
         return Response(drawn[0], media_type="text/html")
@@ -215,7 +216,7 @@ def make_app(path: Path, run: Run, access: Access, limits: Limits, *, quiet: boo
 
     @app.post("/predict", summary="Predictions of rows", openapi_extra=page.predict_schema(predictions.columns))
     async def predict() -> None:
-        pass  # it stands in the documentation: the guard hands these requests to `Predictions`
+        pass  # for the schema only: the guard passes these requests to `Predictions`
 
     @app.exception_handler(HTTPException)
     async def unknown(_: Request, error: HTTPException) -> Response:
@@ -243,15 +244,9 @@ def _failure(error: Exception) -> Response:
 
 
 def as_json(document: Any, status: int = 200, headers: Any = None) -> Response:
-    """An answer of JSON, null in place of numbers that it does not have."""
+    """Return a JSON response, with null for numbers that are not finite."""
     try:
         text = ENCODER.encode(document)
     except ValueError:  # a number that JSON does not have
-        text = ENCODER.encode(_without_infinite(document))
+        text = ENCODER.encode(finite(document))
     return Response(text.encode("utf-8", "replace"), status, headers, "application/json")
-
-
-def _without_infinite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_infinite(each) for name, each in value.items()}
-    return [_without_infinite(each) for each in value] if isinstance(value, (list, tuple)) else json_value(value)

@@ -1,4 +1,4 @@
-"""Concurrent requests gathered into one forward pass."""
+"""Batching of concurrent requests into one forward pass."""
 
 import asyncio
 import time
@@ -11,31 +11,31 @@ import torch
 from posterity.cli.frame.folders import Run
 from posterity.cli.frame.predictions import predicted_columns
 from posterity.cli.frame.sources import Source
-from posterity.cli.serving.rows import Asked
+from posterity.cli.serving.rows import EncodedRows
 from posterity.datasets import DataSet, LabelledData
 from posterity.posteriors import Posterior
 from posterity.posteriors.standalone import PredictiveModule
 from posterity.predictive import Predictive
 
 MOST_ROWS = 8192
-"""Rows of one pass; a single request may have more."""
+"""Most rows of a pass over several requests; a single request may have more."""
 FEW_ROWS = 64
 BRIEF = 0.005
-"""Seconds: a pass of few rows that takes less is made in the event loop, since a thread would cost as much.
+"""Seconds below which a pass of few rows runs in the event loop, since a thread would cost as much.
 
-They are of CPU in the thread, of which others take a part, and of the clock in the event loop, which tells them sooner.
+A pass in the thread is measured in CPU seconds, as other threads slow it down; one in the event loop by the clock.
 """
 
 
 class Waiting(NamedTuple):
     """A request that waits for its predictions."""
 
-    asked: Asked
+    asked: EncodedRows
     answer: "asyncio.Future[dict[str, list[Any]]]"
 
 
 class Model:
-    """The predictions of a run: of draws that are made once, where its posterior predicts by draws."""
+    """The model of a run; where its posterior predicts by draws, these are made once."""
 
     def __init__(self, run: Run) -> None:
         """Take the run."""
@@ -47,7 +47,7 @@ class Model:
             self._module = run.posterior.predictor()
 
     def predict(self, inputs: torch.Tensor) -> Predictive:
-        """The predictive of `posterity predict` at encoded inputs (N, D)."""
+        """Return the predictive at encoded inputs (N, D), the same as `posterity predict` uses."""
         if self._module is not None:
             known: Predictive | None = self._module.predictive(inputs.to(self.run.posterior.joint.device))  # type: ignore[union-attr]
             if known is not None:
@@ -55,8 +55,8 @@ class Model:
         return self.run.posterior.predict(inputs)
 
     @torch.inference_mode()
-    def answers(self, requests: list[Asked]) -> list[dict[str, list[Any]]]:
-        """The predictions of several requests, by column, from one pass."""
+    def answers(self, requests: list[EncodedRows]) -> list[dict[str, list[Any]]]:
+        """Return the predictions of several requests, by column, from one pass."""
         inputs = [asked.inputs for asked in requests]
         predictive = self.predict(inputs[0] if len(inputs) == 1 else torch.cat(inputs))
         classes = self.run.config["classes"]
@@ -74,9 +74,9 @@ class Model:
 
 
 class Batcher:
-    """Gathers requests that arrive within a short window, and answers them by one pass, a long one in its own thread.
+    """Gathers requests that arrive within a short window, and answers them by one pass, in a thread if it is long.
 
-    A request waits for others only while some are on their way: read, but not yet queued.
+    A request waits only while others are arriving: being read, but not yet queued.
     """
 
     def __init__(self, model: Model, window: float) -> None:
@@ -96,8 +96,8 @@ class Batcher:
             self._task.cancel()
         self._thread.shutdown()
 
-    async def ask(self, asked: Asked) -> dict[str, list[Any]]:
-        """Return the predictions of a request, at once where a brief pass can begin now and no other is on its way."""
+    async def ask(self, asked: EncodedRows) -> dict[str, list[Any]]:
+        """Return the predictions of a request, immediately if passes are brief and no other request is arriving."""
         if self._brief and not (self.arriving or self._waiting) and len(asked) <= FEW_ROWS:
             self.passes += 1
             return self._timed(time.perf_counter, [asked])[0]
@@ -136,7 +136,7 @@ class Batcher:
         return group
 
     async def _answer(self, group: list[Waiting]) -> None:
-        """Answer a group; where the pass fails, each request by itself, so that one cannot spoil the others."""
+        """Answer a group; if the pass fails, answer each request separately, so that only the faulty one fails."""
         asked = [each.asked for each in group]
         try:
             if self._brief and sum(map(len, asked)) <= FEW_ROWS:
@@ -156,8 +156,8 @@ class Batcher:
             if not each.answer.done():
                 each.answer.set_result(result)
 
-    def _timed(self, clock: Callable[[], float], asked: list[Asked]) -> list[dict[str, list[Any]]]:
-        """The predictions of several requests; notes whether passes of few rows are brief."""
+    def _timed(self, clock: Callable[[], float], asked: list[EncodedRows]) -> list[dict[str, list[Any]]]:
+        """Return the predictions of several requests, and note whether passes of few rows are brief."""
         begin = clock()
         results = self._model.answers(asked)
         if sum(map(len, asked)) <= FEW_ROWS:

@@ -1,4 +1,4 @@
-"""Rows of plain values, encoded value by value: for few rows, whole columns would take longer than the predictions."""
+"""Encoding of a few rows value by value: encoding them as columns would take longer than predicting."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -15,20 +15,20 @@ from posterity.datasets.fields import LARGEST_WHOLE
 from posterity.errors import BadData
 
 MOST = 64
-"""Rows up to which values are encoded one by one."""
+"""Most rows that are encoded value by value."""
 NEAR = 0.5 * FURTHEST
-"""Standard deviations from the mean up to which a number of a run without ranges is encoded here."""
+"""Standard deviations from the mean within which numbers are encoded here, for runs without stored ranges."""
 ENDS = ((-1.0, "low"), (1.0, "high"))
 
 
 class FewRows:
-    """Encodes rows in which nothing is to be said: plain numbers, and words that the training rows have.
+    """Encodes rows that need no note: plain numbers within the training range, and categories of the training rows.
 
-    A number is standardised here as `InputColumn.encode` does, which makes of each word what is kept for the next one.
+    Numbers are standardised as by `InputColumn.encode`. Categories are encoded by that method once, and cached.
     """
 
     def __init__(self, run: Run, names: Sequence[str]) -> None:
-        """Take the run, and the names of the columns that it needs."""
+        """Take the run, and the names of the columns that it reads."""
         fitted, part = run.preprocessing, run.reach
         columns = [InputColumn(name, "number") for name in names] if fitted is None else fitted.inputs
         self._known = frozenset(names if fitted is None else fitted.columns)
@@ -43,7 +43,7 @@ class FewRows:
         ]
 
     def encoded(self, columns: Mapping[str, Sequence[Any]]) -> tuple[Tensor, list[str] | None, tuple[str, ...]] | None:
-        """Return the inputs (N, D) of rows inside the training rows, what `outside` says, and no notes; else None."""
+        """Return inputs (N, D), outside columns and notes (none); None if a row needs the general encoding."""
         count = len(next(iter(columns.values())))
         if count > MOST or not self._suits or not columns.keys() <= self._known:
             return None
@@ -55,7 +55,7 @@ class FewRows:
                     if not -LARGEST_WHOLE <= value <= LARGEST_WHOLE:
                         return None
                     number = (value - column.mean) / column.scale
-                    if not low <= number <= high:  # so is what float32 makes of it, as the ends are of float32
+                    if not low <= number <= high:  # its float32 is then inside too, as the ends are float32
                         return None
                     row.append(number)
                     if column.has_indicator:
@@ -69,7 +69,7 @@ class FewRows:
 
 
 def _features(column: InputColumn, words: dict[tuple[type, Any], list[float]], value: Any) -> list[float] | None:
-    """The inputs of a word or a missing value, kept among the `words`; None where something is to be said."""
+    """Return the inputs of a category or a missing value, cached in `words`; None if it needs a note."""
     if value is not None and (column.kind == "number" or not isinstance(value, (bool, str))):
         return None
     own, notes = Column.of_values(Path("rows"), column.name, [value], [0]), list[str]()

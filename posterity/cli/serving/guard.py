@@ -1,4 +1,4 @@
-"""What stands before every route: who may ask, request ids, counts, the log, and the end of service."""
+"""The outermost layer of the server: access, request ids, metrics, the request log, and draining at shutdown."""
 
 import hmac
 import ipaddress
@@ -20,7 +20,6 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health", "/ready")
 """Paths that need no token, for probes."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -34,21 +33,22 @@ _HEADERS = [
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask: the names by which the server is called, and a token where one is needed."""
+    """Access rules: the allowed Host names, and the token that clients must send, if any."""
 
     hosts: Collection[str]
     token: str | None = None
 
     def refusal(self, headers: dict[bytes, bytes], path: str) -> tuple[int, str] | None:
-        """The status and the sentence for a request that is refused; None for another.
+        """Return the status and the message if the request is refused, else None.
 
-        A page of another site reaches the server under that site's name, or says its own origin.
+        A page of another site sends that site's name as Host, or its own Origin.
         """
         host = headers.get(b"host", b"").decode("latin-1")
         if not self._is_ours(host):
             return 421, "The server is not called so. Use its own address, or start it with --allow-host."
         origin = headers.get(b"origin")
-        if origin is not None and not self._same(origin.decode("latin-1"), host):
+        same = (f"http://{host.lower()}", f"https://{host.lower()}")
+        if origin is not None and origin.decode("latin-1").lower() not in same:
             return 403, "Requests from pages of other origins are refused."
         if self.token is None or path in OPEN or self._knows(headers.get(b"authorization", b"")):
             return None
@@ -60,16 +60,13 @@ class Access:
             return False
         if name in self.hosts or name in map(str.lower, self.hosts):
             return True
-        try:  # an address is no name that others could point at it; the loopback alone has a closed list
+        try:  # no other site can make an IP address its name; without a token only the listed hosts are allowed
             return self.token is not None and bool(ipaddress.ip_address(name))
         except ValueError:
             return False
 
-    def _same(self, origin: str, host: str) -> bool:
-        return origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
-
     def _knows(self, given: bytes) -> bool:
-        """Whether the token is given, as a bearer or as the password of any user; in constant time."""
+        """Return whether the header has the token, as a bearer or as a password; compares in constant time."""
         kind, _, value = given.partition(b" ")
         if kind.lower() == b"basic":
             try:
@@ -83,7 +80,7 @@ class Access:
 
 @lru_cache(maxsize=64)
 def _name(host: str) -> str | None:
-    """The name in a Host header, without the port; None where it is none."""
+    """Return the name in a Host header, without the port; None for an invalid header."""
     try:
         parts = urlsplit(f"//{host}")
         parts.port  # noqa: B018  raises where it is none
@@ -94,7 +91,7 @@ def _name(host: str) -> str | None:
 
 
 class Guard:
-    """The outermost layer of the server."""
+    """ASGI middleware that checks, counts and logs each request."""
 
     def __init__(
         self,
@@ -106,15 +103,9 @@ class Guard:
         *,
         quiet: bool,
     ) -> None:
-        """Take the applications for a method and a path, that for all others, who may ask, and what metrics know."""
-        self._direct, self._app, self._access, self._metrics, self._paths, self._quiet = (
-            direct,
-            app,
-            access,
-            metrics,
-            paths,
-            quiet,
-        )
+        """Take the applications of single routes (method, path) and of all others, and the paths that metrics name."""
+        self._direct, self._app, self._access = direct, app, access
+        self._metrics, self._paths, self._quiet = metrics, paths, quiet
         self.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -150,8 +141,8 @@ class Guard:
             self._metrics.answered(path if path in self._paths else "other", status, seconds)
             if not self._quiet:
                 shown = path.encode("ascii", "backslashreplace").decode()[:200]
-                said = "".join(c if c.isprintable() else "?" for c in shown)
-                sys.stderr.write(f"{identity} {scope['method'][:10]} {said} {status} {1000 * seconds:.1f} ms\n")
+                printable = "".join(c if c.isprintable() else "?" for c in shown)
+                sys.stderr.write(f"{identity} {scope['method'][:10]} {printable} {status} {1000 * seconds:.1f} ms\n")
 
 
 async def _refuse(send: Send, status: int, sentence: str) -> None:

@@ -8,7 +8,7 @@ BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class Metrics:
-    """What a server has counted since it started; its size does not grow with the requests."""
+    """Counts of a server since its start, in memory that does not grow with the requests."""
 
     def __init__(self) -> None:
         """Start at zero."""
@@ -25,7 +25,7 @@ class Metrics:
         self._seconds += seconds
 
     def text(self, passes: int) -> str:
-        """All of it in the text format of Prometheus."""
+        """Return the metrics in the text format of Prometheus."""
         lines = [
             "# HELP posterity_requests_total Answers by path and status.",
             "# TYPE posterity_requests_total counter",

@@ -1,4 +1,4 @@
-"""Pages and the schema of the server: all without a request to any other place."""
+"""The pages and the OpenAPI schema of the server; pages load nothing from other hosts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,9 @@ _ANSWER = (
 
 
 def run_page(path: Path, run: Run, columns: Sequence[str]) -> str:
-    """The report of a run on its own test rows, with a form for a row to predict.
+    """Return the report of a run on its own test rows, with a form to predict a row.
 
-    Where the test rows are not at hand, it has the form and the scores that the run folder keeps.
+    Without the test rows it has the form, and the scores stored in the run folder.
     """
     level = None if run.config["classes"] is not None else LEVEL
     form = ask_section(
@@ -57,7 +57,7 @@ def _without_rows(path: Path, run: Run, form: str, caution: str) -> str:
 
 
 def _fields(run: Run, columns: Sequence[str]) -> list[Field]:
-    """A field for each column of a row; at first a row of medians and first categories stands in them."""
+    """Return a form field for each column, prefilled with medians and first categories."""
     if run.preprocessing is None:
         return [Field(name, "0", is_number=True) for name in columns]
     fields: dict[str, Field] = {}
@@ -73,7 +73,7 @@ def _fields(run: Run, columns: Sequence[str]) -> list[Field]:
 
 
 def example_row(run: Run, columns: Sequence[str]) -> dict[str, float | str | None]:
-    """A row that the run can predict: medians, first categories, and missing dates."""
+    """Return a valid row: medians, first categories, and missing dates."""
     row: dict[str, float | str | None] = {}
     for field in _fields(run, columns):
         text = field.choices[0] if field.choices else field.value
@@ -82,7 +82,7 @@ def example_row(run: Run, columns: Sequence[str]) -> dict[str, float | str | Non
 
 
 def docs_page(schema: Mapping[str, Any], example: Mapping[str, Any], address: str) -> str:
-    """What the server at this address answers, on one page."""
+    """Return the page that documents the server at this address."""
     content = quote(json.dumps([example], ensure_ascii=False))
     curl = f"curl -H 'Content-Type: application/json' -d {content} {quote(address)}predict"
     routes = {
@@ -103,7 +103,7 @@ def docs_page(schema: Mapping[str, Any], example: Mapping[str, Any], address: st
 
 
 def predict_schema(columns: Sequence[str]) -> dict[str, Any]:
-    """What OpenAPI says of the bodies of /predict."""
+    """Return the OpenAPI description of /predict."""
     value = {"type": ["number", "string", "boolean", "null"]}
     row = {"type": "object", "required": list(columns), "properties": dict.fromkeys(columns, value)}
     level = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1, "default": 0.95}
@@ -117,8 +117,8 @@ def predict_schema(columns: Sequence[str]) -> dict[str, Any]:
         ]
     }
     content = {"application/json": {"schema": body}, "text/csv": {"schema": {"type": "string"}}}
-    said = {"error": {"type": "string"}, "rows": {"type": "array", "items": {"type": "object"}}}
-    wrong = {"content": {"application/json": {"schema": {"type": "object", "properties": said}}}}
+    properties = {"error": {"type": "string"}, "rows": {"type": "array", "items": {"type": "object"}}}
+    wrong = {"content": {"application/json": {"schema": {"type": "object", "properties": properties}}}}
     return {
         "requestBody": {"required": True, "content": content},
         "parameters": [{"name": "level", "in": "query", "required": False, "schema": level}],

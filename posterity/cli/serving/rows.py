@@ -1,4 +1,4 @@
-"""Rows of a request: from JSON or CSV to encoded inputs, with a sentence for each row that cannot be read."""
+"""Reading of requests: JSON or CSV to encoded inputs, with a message for each row that cannot be read."""
 
 import json
 import math
@@ -20,22 +20,22 @@ from posterity.errors import BadData, PosterityError, shown
 from posterity.options import describe
 
 MOST_SENTENCES = 100
-"""Rows of a request that are explained one by one; the others are counted."""
+"""Most faulty rows of a request that get a message."""
 _PACKED = (b"PK\x03\x04", b"\x1f\x8b", b"PAR1")  # first bytes of zip (and Excel), gzip and Parquet
 _NAME, _FRAME = Path("rows"), Path("table")
 
 
 class Refused(Exception):
-    """A request that is answered with a status below 500 and a sentence, and one for each row at fault."""
+    """A request that is refused with a status and a message, and a message for each faulty row."""
 
     def __init__(self, status: int, sentence: str, rows: Sequence[tuple[int, str]] = ()) -> None:
-        """Take the status, the sentence, and rows, counted from 0, with a sentence each."""
+        """Take the status, the message, and faulty rows (index from 0, message)."""
         super().__init__(sentence)
         self.status, self.rows = status, rows
 
 
-class Asked(NamedTuple):
-    """The encoded rows (N, D) of a request, what is outside and was noted of them, and the level of their intervals."""
+class EncodedRows(NamedTuple):
+    """The encoded rows (N, D) of a request, their outside columns, the reader's notes, and the level of intervals."""
 
     inputs: torch.Tensor
     outside: list[str] | None
@@ -50,15 +50,15 @@ class Reader:
     """Reads the bodies of requests for a run."""
 
     def __init__(self, run: Run, most_rows: int) -> None:
-        """Take the run, and the number of rows that a request may have."""
+        """Take the run, and the most rows of a request."""
         self._run, self._most_rows = run, most_rows
         fitted = run.preprocessing
         columns = [column.name for column in fitted.inputs] if fitted is not None else []
         self.columns = list(dict.fromkeys(columns)) or [f"x{i}" for i in range(1, num_inputs(run.config) + 1)]
         self._few = FewRows(run, self.columns)
 
-    def read(self, body: bytes, kind: str, level: str | None) -> Asked:
-        """Read a body of this content type; `level` comes from the address."""
+    def read(self, body: bytes, kind: str, level: str | None) -> EncodedRows:
+        """Read a body of content type `kind`; `level` is the query parameter."""
         wanted: Any = None if level is None else _number(level) or level
         if kind == "text/csv":
             encoded = self._judged(self._from_text(body))
@@ -69,13 +69,13 @@ class Reader:
         wanted = LEVEL if wanted is None else wanted
         if isinstance(wanted, bool) or not isinstance(wanted, (int, float)) or not 0 < wanted < 1:
             raise Refused(422, f"level must be a number between 0 and 1. Got {shown(wanted)}.")
-        return Asked(*encoded, float(wanted))
+        return EncodedRows(*encoded, float(wanted))
 
     def _judged(self, source: Source) -> tuple[torch.Tensor, list[str] | None, tuple[str, ...]]:
         return source.data.test.inputs, outside(self._run.reach, source), source.notes
 
     def _json(self, body: bytes) -> tuple[dict[str, list[Any]], Any]:
-        """The columns of a JSON body, and the level it asks for."""
+        """Return the columns and the level of a JSON body."""
         try:
             document = _DECODER.decode(body.decode())
         except (ValueError, RecursionError) as error:
@@ -143,7 +143,7 @@ class Reader:
             raise Refused(422, "The body must be CSV in UTF-8, and cannot be decoded. Save it as UTF-8.") from None
         if body.startswith(_PACKED) or "\0" in text:
             raise Refused(422, "The body must be plain CSV, and it is packed or binary. Unpack it.")
-        ends = min(text.count("\n"), text.count("\r") or len(text))  # of lines, the first of which has the names
+        ends = min(text.count("\n"), text.count("\r") or len(text))  # line ends, of which the first closes the names
         self._check_count(max(1, ends - 1) if text.strip() else 0)
         how = {name: self._run.config.get(name) for name in describe(ReadingOptions)}
         try:
@@ -162,7 +162,7 @@ class Reader:
             raise Refused(422, str(error)) from None
 
     def _encoded(self, table: Table) -> Source:
-        """The rows of a table, encoded as the run's own file was."""
+        """Encode the rows of a table as in the run."""
         fitted = self._run.preprocessing
         if fitted is None:
             return self._plain({name: list(table.column(name).fields) for name in table.names})
@@ -174,12 +174,12 @@ class Reader:
             return encode(table)
         except BadData as error:
             wrong = _faults(table, encode)
-            if len(wrong) == len(table) and len({sentence for _, sentence in wrong}) == 1:  # it is no row's fault
+            if len(wrong) == len(table) and len({sentence for _, sentence in wrong}) == 1:  # no single row is at fault
                 raise Refused(422, str(error)) from None
             _refuse(wrong)
 
     def _plain(self, columns: Mapping[str, Sequence[Any]]) -> Source:
-        """Rows of a run on data made on the spot, whose inputs are the numbers x1, x2, ..."""
+        """Return the rows for a run on a built-in data set, whose inputs are the numbers x1, x2, ..."""
         if missing := [name for name in self.columns if name not in columns]:
             raise Refused(422, f"There is no column {shown(missing[0])}. The run needs {', '.join(self.columns)}.")
         values = [[_number(value) for value in columns[name]] for name in self.columns]
@@ -200,7 +200,7 @@ class Reader:
 
 
 def _table(columns: Mapping[str, list[Any]]) -> Table:
-    """The table that `as_table` makes of a frame of these columns."""
+    """Return the table that `as_table` would make of these columns; plain values need no Arrow arrays."""
     import pyarrow as pa
 
     from posterity.datasets.frames import array_of
@@ -213,7 +213,7 @@ def _table(columns: Mapping[str, list[Any]]) -> Table:
 
 
 class _Constant(ValueError):
-    """A word in JSON that is no JSON."""
+    """NaN or Infinity in JSON."""
 
 
 def _refuse_constant(word: str) -> NoReturn:
@@ -224,18 +224,18 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _is_plain(name: str, value: Any) -> bool:
-    """Whether the name and the value can be in a table."""
+    """Return whether the name and the value can stand in a table."""
     try:
         name.encode()
         if isinstance(value, str):
             value.encode()
-    except UnicodeEncodeError:  # half of a pair of code units
+    except UnicodeEncodeError:  # a lone surrogate
         return False
     return value is None or isinstance(value, (str, int, float))
 
 
 def _number(value: Any) -> float | None:
-    """The finite number, or None."""
+    """Return the value as a finite float32 number, or None."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return None
     try:
@@ -251,7 +251,7 @@ def _kind(value: Any) -> str:
 
 
 def _faults(table: Table, encode: Callable[[Table], Source]) -> list[tuple[int, str]]:
-    """The first rows that cannot be encoded, with the reason: halves that can are encoded together."""
+    """Find the first rows that cannot be encoded, with their messages, by bisection."""
     wrong: list[tuple[int, str]] = []
     parts = [range(len(table))]
     while parts and len(wrong) < MOST_SENTENCES:

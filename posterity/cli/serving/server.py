@@ -1,4 +1,4 @@
-"""The process of the server: it listens, and ends without losing a request."""
+"""The server process: listening, serving, and a shutdown that loses no request."""
 
 import signal
 import socket
@@ -12,13 +12,13 @@ from posterity.cli.frame.output import UsageError, log
 from posterity.cli.serving.guard import Guard
 
 LONGEST_END = 30.0
-"""Seconds after a signal in which requests under way may be answered."""
+"""Seconds after a signal in which requests in progress may still be answered."""
 IDLE = 75
-"""Seconds after which a connection without a request is closed."""
+"""Seconds after which an idle connection is closed."""
 
 
 class _Server(uvicorn.Server):
-    """A server whose signals are handled outside it."""
+    """A uvicorn server that leaves signals to `run_server`."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -26,20 +26,20 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there; `UsageError` where it cannot."""
+    """Return a socket bound to the address; raise a `UsageError` if that fails."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        place = socket.socket(family, kind, protocol)
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        place.bind(address)
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UsageError(f"Cannot listen at {host} port {port}: {reason}.", "give another --port, or --host.") from None
-    return place
+    return listener
 
 
-def run_server(app: Guard, place: socket.socket) -> None:
-    """Serve until a signal: accepted requests are then answered, and new ones refused. A second one ends it at once."""
+def run_server(app: Guard, listener: socket.socket) -> None:
+    """Serve until a signal; then answer accepted requests and refuse new ones. A second signal ends it at once."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -57,13 +57,13 @@ def run_server(app: Guard, place: socket.socket) -> None:
         server.force_exit = server.should_exit
         app.draining = server.should_exit = True
 
-    wakeup = signal.set_wakeup_fd(-1)  # of the command line, which would end the process after a few seconds
+    wakeup = signal.set_wakeup_fd(-1)  # the command line's own would end the process after a few seconds
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        server.run([place])
+        server.run([listener])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(wakeup)
-        place.close()
+        listener.close()
     log("stopped")

@@ -1,4 +1,1 @@
-"""The verbs, one file each: a function that typer calls, and what it prints.
-
-What two verbs need is in `frame`.
-"""
+"""The verbs, one file each: the function of the command, and its output. Code of several verbs is in `frame`."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Files:
-    """What to write beside the table."""
+    """Files to write in addition to the table."""
 
     figure: Path | None = option(
         None, help="Draw the predictions: a PNG, PDF or SVG file.", unit="FILE", panel=o.OUTPUT
@@ -48,7 +48,7 @@ def compare(
 
     A method that fails is named in its row; the others go on. Interrupted, it shows what is finished.
     """
-    from posterity.cli.frame.fitting import Asked, check_auto
+    from posterity.cli.frame.fitting import Fitter, check_auto
     from posterity.cli.frame.outcomes import INTERRUPTED, run_baselines, run_methods
     from posterity.cli.frame.pages import write_page
     from posterity.cli.frame.scores import draw_comparison
@@ -68,7 +68,7 @@ def compare(
             check_auto(Settings() if named else settings, log_target=columns.log_target)
         task = make_task(data, named, settings, columns, reading, device, figure=drawn)
         check_memory(named, task)
-        auto = Asked(AUTO, settings, asked.seconds or SECONDS, device, executor=where.executor)
+        auto = Fitter(AUTO, settings, asked.seconds or SECONDS, device, executor=where.executor)
         if drawn and task.source.path is not None:
             log("The figure shows inputs and targets as the network sees them: standardised.", quiet=quiet)
     say_notes(task.source, quiet=quiet)
@@ -87,7 +87,7 @@ def compare(
         print_json(document)
     else:
         _print(document, task)
-    if files.report is not None:  # after the table, which an error in a figure must not take along
+    if files.report is not None:  # after the table, so that an error in the page does not lose it
         with fitting_threads(task):
             write_page(files.report, _subject(document, task, rows, context.obj))
     if interrupted or not posteriors:
@@ -95,7 +95,7 @@ def compare(
 
 
 def _document(task: "Task", rows: "list[Outcome]", files: Files) -> dict[str, Any]:
-    """All that there is to tell, as JSON."""
+    """Return the results as JSON."""
     from posterity.cli.frame.columns import all_columns, best
     from posterity.cli.frame.outcomes import shares, verdict
 
@@ -135,7 +135,7 @@ def _document(task: "Task", rows: "list[Outcome]", files: Files) -> dict[str, An
 
 
 def _subject(document: dict[str, Any], task: "Task", rows: "list[Outcome]", words: list[str]) -> "Subject":
-    """What the page of the comparison is about."""
+    """Return the contents of the comparison's page."""
     from posterity.cli.frame.outside import reach
     from posterity.cli.frame.pages import Subject
     from posterity.cli.frame.tasks import describe
@@ -161,7 +161,7 @@ NUMBERS = {
     "method": ("chosen", "far", "evidence", "kl_weight", "chains", "negative_limits", "seconds"),
     "baseline": ("seconds",),
 }
-"""What a row of the document has beside its scores, by its kind."""
+"""Keys of a row of the document other than its scores, by the kind of the row."""
 
 
 def _print(document: dict[str, Any], task: "Task") -> None:
@@ -201,7 +201,7 @@ def _print(document: dict[str, Any], task: "Task") -> None:
 
 
 def _remarks(document: dict[str, Any], task: "Task") -> list[str]:
-    """What to know about the table, line by line."""
+    """Return the remarks below the table."""
     from posterity.cli.frame.options import LEVEL
     from posterity.cli.frame.scores import chains_line, evidence_line, far_lines, negative_limits_line
     from posterity.cli.frame.tasks import kl_weight_line

@@ -1,4 +1,4 @@
-"""`posterity data`: which data sets there are, and where; and fetching them."""
+"""`posterity data`: lists data sets and their folders, and downloads them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,7 +58,7 @@ def data(
         _download(entries[0], source, into, as_json, quiet)
         return
     if source is not None or into is not None:
-        raise UsageError("--from and --into are for --download.", "Add --download, or leave them away.")
+        raise UsageError("--from and --into are for --download.", "Add --download, or leave them out.")
     located = {entry: locate(entry, check=check) for entry in entries}
     damaged = any(where.status == "damaged" for where in located.values())
     if as_json:
@@ -115,7 +115,7 @@ def _download(entry: "Published", source: str | None, into: Path | None, as_json
     from posterity.datasets.download import download
 
     if source == "":
-        raise UsageError("--from must be a folder or an address. Got ''.", "Leave it away for the published address.")
+        raise UsageError("--from must be a folder or an address. Got ''.", "Leave it out for the published address.")
     with option_values("data"):
         got = download(entry, into=into, source=source or "", progress=lambda line: log(line, quiet=quiet))
     if as_json:
@@ -141,7 +141,7 @@ def _download(entry: "Published", source: str | None, into: Path | None, as_json
 
 
 def _detail(entry: "Published", where: "Found") -> str:
-    """What is there, or what would have to be put where."""
+    """Describe where the files are, or which are missing or damaged."""
     if where.status == "damaged":
         return f"not the published file: {', '.join(where.damaged)} in {where.place}"
     if where.status == "incomplete":

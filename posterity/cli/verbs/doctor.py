@@ -1,4 +1,4 @@
-"""`posterity doctor`: whether the installation works."""
+"""`posterity doctor`: checks the installation."""
 
 import os
 from collections.abc import Callable
@@ -23,7 +23,7 @@ OPTIONAL = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at: its name, how it is, and a few words; only a required one can fail the whole."""
+    """The result of one check: its name, its status and a detail. Only required checks decide the outcome."""
 
     name: str
     status: Literal["ok", "missing", "FAILED"]
@@ -72,7 +72,7 @@ def _package(name: str, purpose: str, *, required: bool) -> Finding:
 
 
 def _guarded(name: str, look: Callable[[], str], *, required: bool) -> Finding:
-    """What `look` finds; any error of it is the finding."""
+    """Return the finding of `look`, or its error as a finding."""
     try:
         return Finding(name, OK, look(), required)
     except Exception as error:

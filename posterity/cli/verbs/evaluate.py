@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from posterity.cli.frame import options as o
-from posterity.cli.frame.output import UsageError, console, option_values, print_json, table
+from posterity.cli.frame.output import UsageError, console, finite, option_values, print_json, table
 from posterity.cli.frame.spread import command
 from posterity.options import option, refused
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from posterity.cli.frame.sources import Source
     from posterity.predictive.predictive import Predictive
 
-COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)  # shares of the rows that are answered, at which abstention is shown
-MOST_CLASSES = 10  # whose confusion is shown as a table
+COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)  # shares of answered rows for which abstention is shown
+MOST_CLASSES = 10  # most classes of a printed confusion matrix
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -42,7 +42,7 @@ COSTS_HINT = (
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """What to score, and what more to say of it."""
+    """Rows to score, and further results."""
 
     data: str | None = option(
         None,
@@ -75,7 +75,7 @@ def evaluate(
 ) -> None:
     """Score the posterior in RUN on rows whose targets are known, each score with its 95 % bootstrap interval.
 
-    Says how many of the rows were fitted, and what it gains to leave the least sure rows unanswered.
+    Also tells how many of the rows were fitted, and the risk where the least certain rows are left unanswered.
     """
     from posterity.cli.frame.columns import scores_and_intervals
     from posterity.cli.frame.folders import find_rows, find_run
@@ -116,12 +116,12 @@ def evaluate(
         "report": None if wanted.report is None else str(wanted.report),
     }
     if as_json:
-        print_json(_finite(document))
+        print_json(finite(document))
     else:
         _print(document, source)
         if wanted.report is not None:
             console().print(f"report: {wanted.report}", soft_wrap=True, markup=False)
-    if wanted.report is not None:  # after the scores, which an error in a figure must not take along
+    if wanted.report is not None:  # after the scores, so that an error in the page does not lose them
         _write_page(wanted.report, run, opened, source, document, context.obj)
 
 
@@ -160,17 +160,8 @@ def _fitted_line(document: dict[str, Any]) -> str:
     )
 
 
-def _finite(value: Any) -> Any:
-    """The document with None for numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _cost_table(numbers: tuple[float, ...], source: "Source") -> list[list[float]] | None:
-    """Costs by true class and decision."""
+    """Return the costs by true class and decision."""
     if not numbers:
         return None
     classes = source.data.classes
@@ -187,7 +178,7 @@ def _cost_table(numbers: tuple[float, ...], source: "Source") -> list[list[float
 
 
 def _conformal(run: Path, opened: "Run", source: "Source", level: float) -> dict[str, Any]:
-    """Coverage and mean width, or mean size of sets, of conformal prediction, with bootstrap intervals."""
+    """Return coverage and mean width, or mean size of sets, of conformal prediction, with bootstrap intervals."""
     from posterity.cli.frame.folding import predicted_by_folds
     from posterity.metrics import bootstrap
     from posterity.metrics.scores import mean_over_rows
@@ -209,17 +200,17 @@ def _conformal(run: Path, opened: "Run", source: "Source", level: float) -> dict
     def scored(rows: "Tensor") -> Any:
         return bootstrap(mean_over_rows(lambda pred, y: rows), predictives[0], targets)
 
-    found = {name: scored(rows) for name, rows in scores.items()}
+    intervals = {name: scored(rows) for name, rows in scores.items()}
     return {
         "level": level,
         "guarantee": conformal.guarantee(level),
-        "scores": {name: score.value for name, score in found.items()},
-        "intervals": {name: [score.lower, score.upper] for name, score in found.items()},
+        "scores": {name: score.value for name, score in intervals.items()},
+        "intervals": {name: [score.lower, score.upper] for name, score in intervals.items()},
     }
 
 
 def _fitted_rows(opened: "Run", source: "Source") -> int | None:
-    """How many of the rows the run was fitted to; None where its folder does not say."""
+    """Count the rows that the run was fitted to; None if its folder does not have their hashes."""
     import torch
 
     from posterity.cli.frame.sources import row_hashes
@@ -230,7 +221,7 @@ def _fitted_rows(opened: "Run", source: "Source") -> int | None:
 
 
 def _abstention(predictive: "Predictive", source: "Source") -> dict[str, Any]:
-    """The risk among the surest rows, by their share."""
+    """Return the risk among the most certain rows, by their share."""
     from posterity.metrics import risk_coverage
 
     predictive, targets, scale = source.own_units(predictive)
@@ -244,7 +235,7 @@ def _abstention(predictive: "Predictive", source: "Source") -> dict[str, Any]:
 
 
 def _confusion(predictive: "Predictive", source: "Source", costs: list[list[float]] | None) -> dict[str, Any] | None:
-    """Counts by true class and decision, 'abstain' being the last where costs allow for it; None for numbers."""
+    """Return counts by true class and decision, with 'abstain' as the last if `costs` has it; None for regression."""
     from posterity.metrics import confusion_matrix, decisions
 
     if source.data.classes is None:
@@ -261,7 +252,7 @@ def _confusion(predictive: "Predictive", source: "Source", costs: list[list[floa
 
 
 def _decisions(predictive: "Predictive", source: "Source", costs: list[list[float]]) -> dict[str, Any]:
-    """What decisions of least expected cost come to."""
+    """Return the mean cost of decisions of least expected cost, with their threshold and confusion matrix."""
     from posterity.metrics import bootstrap, cost_threshold, mean_cost
     from posterity.metrics.scores import mean_over_rows
 
@@ -296,10 +287,9 @@ def _print(document: dict[str, Any], source: "Source") -> None:
     rows = table("score", label, f"{100 * LEVEL:g} % interval")
     for column in all_columns(source.data, document["level"]):
         ends = document["intervals"][column.key]
-        told = "" if ends is None else f"{column.shown(ends[0])} to {column.shown(ends[1])}"
         of_one = column.key == "average_precision" and source.data.classes and len(source.data.classes) == 2
         heading = f"{column.heading} ({source.data.classes[1]})" if of_one else column.heading  # type: ignore[index]
-        rows.add_row(heading, column.shown(document["scores"][column.key]), told)
+        rows.add_row(heading, column.shown(document["scores"][column.key]), column.interval(ends))
     for key, value in (document["conformal"] or {"scores": {}})["scores"].items():
         lower, upper = document["conformal"]["intervals"][key]
         heading = f"conformal {key.replace('_', ' ')} at {100 * document['level']:g} %"
@@ -322,7 +312,7 @@ def _print(document: dict[str, Any], source: "Source") -> None:
 
 
 def _lines(document: dict[str, Any]) -> list[str]:
-    """What to say below the table."""
+    """Return the lines below the table."""
     from posterity.report.numbers import number
 
     lines, abstention = [], document["abstention"]

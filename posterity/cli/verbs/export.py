@@ -15,7 +15,7 @@ from posterity.options import check, option
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Which draws are fixed in the program."""
+    """The draws of the weights that the program contains."""
 
     draws: int | None = option(
         None, help="Draws of the weights in the program.", unit="N", check=positive_whole, usual="as predict"

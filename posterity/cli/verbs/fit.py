@@ -1,4 +1,4 @@
-"""`posterity fit`: one posterior into a run folder, resumable at any moment."""
+"""`posterity fit`: fits one posterior into a run folder, resumable at any moment."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from posterity.recipes.methods import RECIPES
 from posterity.recipes.settings import Settings
 
 if TYPE_CHECKING:
-    from posterity.cli.frame.fitting import Asked, Model
+    from posterity.cli.frame.fitting import Fitter, Model
     from posterity.cli.frame.folders import Slot
     from posterity.cli.frame.sources import Source
     from posterity.cli.frame.tasks import Task
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from posterity.storage import Part
 
 SPLIT, PLUS = "split", "cv+"
-LEVEL = 0.9  # at which the guarantee of conformal intervals is said
+LEVEL = 0.9  # level at which the guarantee of conformal intervals is printed
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where the run is kept, and when it is stored."""
+    """The run folder, and when checkpoints are written."""
 
     out: Path = option(help="The run folder to make.", unit="RUN", panel=o.OUTPUT)
     checkpoint_steps: int | None = option(
@@ -60,7 +60,7 @@ def _folds(name: str, value: int) -> None:
 
 @dataclass(frozen=True)
 class FoldOptions:
-    """What is fitted to parts of the training rows, beside the fit to all of them."""
+    """Fits to parts of the training rows, in addition to the fit to all of them."""
 
     cv: int | None = option(
         None,
@@ -102,9 +102,9 @@ def fit(
     A run that was stopped or killed goes on when the same command is given again, and ends with the same bits; auto
     starts again.
     """
-    from posterity.cli.frame.fitting import asked_for
+    from posterity.cli.frame.fitting import make_fitter
     from posterity.cli.frame.folders import Slot
-    from posterity.cli.frame.folding import NUM_FOLDS, divided, without_calibration
+    from posterity.cli.frame.folding import NUM_FOLDS, split_calibration, training_folds
     from posterity.cli.frame.sources import at_most, find_data, say_notes
     from posterity.cli.frame.tasks import check_memory, task_of
     from posterity.inference import Checkpoint
@@ -114,45 +114,45 @@ def fit(
     with option_values("fit"):
         if run.report is not None:
             check_report_path(run.report)
-        asked = asked_for(data, named, settings, device, where.executor, log_target=columns.log_target)
+        fitter = make_fitter(data, named, settings, device, where.executor, log_target=columns.log_target)
         if parts.cv is not None and columns.test_fraction is None and columns.target is not None:
             columns = replace(columns, test_fraction=0.0)
         source, held = find_data(data, columns, reading, settings.seed), None
         if parts.conformal == SPLIT:
-            source, held = without_calibration(source, settings.seed)
+            source, held = split_calibration(source, settings.seed)
         count = parts.cv or (at_most(NUM_FOLDS, source.by) if parts.conformal == PLUS else 0)
         if count:
             # Refuses more folds than rows or groups before anything is fitted.
-            divided(source, count, settings.seed, alike=parts.conformal is None)
-        elif where.executor is not None and asked.method != AUTO:
+            training_folds(source, count, settings.seed, stratified=parts.conformal is None)
+        elif where.executor is not None and fitter.method != AUTO:
             raise refused("--executor is for many fits, and this is one.", "add --cv 5, or leave it out.")
         task = None
-        if asked.method != AUTO:
-            task = task_of(source, (asked.method,), settings, device)
-            check_memory((asked.method,), task)
+        if fitter.method != AUTO:
+            task = task_of(source, (fitter.method,), settings, device)
+            check_memory((fitter.method,), task)
             source = task.source
         every = Checkpoint(run.out, run.checkpoint_seconds, run.checkpoint_steps)
     say_notes(source, quiet=quiet)
-    log(asked.note, quiet=quiet or not asked.note)
-    config = asked.auto_config(source) if task is None else task.config(asked.method)
+    log(fitter.note, quiet=quiet or not fitter.note)
+    config = fitter.auto_config(source) if task is None else task.config(fitter.method)
     slot = Slot(run.out, {**config, **{name: value for name, value in vars(parts).items() if value is not None}})
     seconds = None
     if slot.finished(force=run.force):
         log(f"{run.out} is finished already.", quiet=quiet)
     else:
-        own = partial(_run, slot, asked, source, held, task, parts, count, every, force=run.force, quiet=quiet)
+        own = partial(_run, slot, fitter, source, held, task, parts, count, every, force=run.force, quiet=quiet)
         spent: list[float] = []
-        if asked.method == AUTO:  # it is many small fits, within a time
+        if fitter.method == AUTO:  # many small fits, which only one process runs
             done_by_first(lambda: spent.append(own()))
         else:
             spent.append(own())
         seconds = sum(spent)
-    _report(slot, asked, source, task, parts, seconds, run.report, context.obj, as_json)
+    _report(slot, fitter, source, task, parts, seconds, run.report, context.obj, as_json)
 
 
 def _run(
     slot: "Slot",
-    asked: "Asked",
+    fitter: "Fitter",
     source: "Source",
     held: "Source | None",
     task: "Task | None",
@@ -163,7 +163,7 @@ def _run(
     force: bool,
     quiet: bool,
 ) -> float:
-    """Fit the folds and all training rows, and put the result in its place; the seconds that this took."""
+    """Fit the folds and all training rows, and commit the result; return the seconds of the fits."""
     from posterity.cli.frame.columns import scores
     from posterity.cli.frame.fitting import timed_automatic
     from posterity.cli.frame.outside import reach
@@ -172,13 +172,13 @@ def _run(
 
     try:
         with slot.running(force=force):
-            spent, further, models = _fit_folds(slot, asked, source, parts, count, quiet=quiet)
+            spent, further, models = _fit_folds(slot, fitter, source, parts, count, quiet=quiet)
             model: Model
             trace: dict[str, Any] = {}
             if task is None:
-                model, seconds = timed_automatic(asked, source, quiet=quiet)
+                model, seconds = timed_automatic(fitter, source, quiet=quiet)
             else:
-                model, seconds, trace = _run_stages(slot, task, asked.method, every, quiet=quiet)
+                model, seconds, trace = _run_stages(slot, task, fitter.method, every, quiet=quiet)
             test = source.data.test
             values = scores(model.predict(test.inputs), source) if len(test) else {}
             if parts.conformal is not None:
@@ -186,7 +186,7 @@ def _run(
             result = {"trace": Part({}, trace), "scores": Part({**values})}
             slot.finish({**model.parts(), **result, **further, **source.part(), "reach": Part({}, reach(source))})
     except Diverged:
-        slot.discard()  # the same numbers would only come again
+        slot.discard()  # a rerun would diverge again
         raise
     except KeyboardInterrupt:
         if slot.stages.exists():
@@ -200,7 +200,7 @@ def _run(
 def _run_stages(
     slot: "Slot", task: "Task", name: str, every: "Checkpoint", *, quiet: bool
 ) -> "tuple[Model, float, dict[str, Any]]":
-    """The posterior of all stages, the seconds that this took, and the trace."""
+    """Run all stages; return the posterior, the seconds and the traces."""
     from posterity.cli.frame.tasks import fitting_threads, run_stage
 
     seconds, trace, posterior = 0.0, {}, None
@@ -217,9 +217,9 @@ def _run_stages(
 
 
 def _fit_folds(
-    slot: "Slot", asked: "Asked", source: "Source", parts: FoldOptions, count: int, *, quiet: bool
+    slot: "Slot", fitter: "Fitter", source: "Source", parts: FoldOptions, count: int, *, quiet: bool
 ) -> "tuple[float, dict[str, Part], list[Any]]":
-    """The seconds of the folds, their scores as a part of the run folder if wanted, and their models."""
+    """Fit the folds; return the seconds, the part of the run folder with their scores (for --cv), and their models."""
     import time
 
     from posterity.cli.frame.columns import pooled_scores
@@ -229,7 +229,9 @@ def _fit_folds(
     if not count:
         return 0.0, {}, []
     begin = time.perf_counter()
-    models = fold_models(asked, source, count, slot.config, slot.stages, alike=parts.conformal is None, quiet=quiet)
+    models = fold_models(
+        fitter, source, count, slot.config, slot.stages, stratified=parts.conformal is None, quiet=quiet
+    )
     if parts.cv is None:
         return time.perf_counter() - begin, {}, models
     pairs = [own.final_units(fold.model.predict(own.data.test.inputs)) for own, fold in models]
@@ -240,17 +242,17 @@ def _fit_folds(
 
 
 def _conformal(source: "Source", held: "Source | None", model: "Model", models: list[Any]) -> "dict[str, Part]":
-    """What the run folder keeps for conformal prediction: scores of calibration rows, or of the folds."""
-    from posterity.cli.frame.folding import FoldModel, calibrated, conformal_parts
+    """Return the parts of the run folder for conformal prediction, from calibration rows or from the folds."""
+    from posterity.cli.frame.folding import FoldModel, calibrate, conformal_parts
 
     if held is not None:
-        return conformal_parts(calibrated([(held, FoldModel(model, source.preprocessing, None))], source), [])
-    return conformal_parts(calibrated(models, source), [fold for _, fold in models])
+        return conformal_parts(calibrate([(held, FoldModel(model, source.preprocessing, None))], source), [])
+    return conformal_parts(calibrate(models, source), [fold for _, fold in models])
 
 
 def _report(
     slot: "Slot",
-    asked: "Asked",
+    fitter: "Fitter",
     source: "Source",
     task: "Task | None",
     parts: FoldOptions,
@@ -261,91 +263,91 @@ def _report(
 ) -> None:
     from rich.text import Text
 
-    from posterity.cli.frame.columns import columns
     from posterity.cli.frame.folders import open_run
     from posterity.cli.frame.folding import stored_conformal
-    from posterity.cli.frame.scores import (
-        chains_line,
-        chains_of,
-        evidence,
-        evidence_line,
-        negative_limits,
-        negative_limits_line,
-    )
-    from posterity.cli.frame.tasks import describe, kl_weight, kl_weight_line
+    from posterity.cli.frame.scores import chains_of, evidence
+    from posterity.cli.frame.tasks import kl_weight
 
-    name, rows = asked.method, source.data
-    model = open_run(slot.path)[1]
-    values = slot.scores(("test_nll",) if len(rows.test) else ())
-    folds = slot.part("cv") if parts.cv is not None else None
+    rows, model = source.data, open_run(slot.path)[1]
     conformal = stored_conformal(slot.path, slot.config) if parts.conformal is not None else None
-    promise = None if conformal is None else conformal[0].guarantee(LEVEL)
-    chosen = getattr(model, "sentence", None)
-    tuned, told = (None, None) if task is None else (evidence(model, task), chains_of(model, task))
+    document = {
+        "run": str(slot.path),
+        "finished_already": seconds is None,
+        "data": rows.name,
+        "task": rows.task,
+        "method": fitter.method,
+        "network": None if task is None else task.network.config,
+        "settings": slot.config if task is None else task.options,
+        "train_rows": len(rows.train),
+        "test_rows": len(rows.test),
+        "scores": slot.scores(("test_nll",) if len(rows.test) else ()),
+        "cv": None if parts.cv is None else slot.part("cv"),
+        "conformal": None if conformal is None else {"level": LEVEL, "guarantee": conformal[0].guarantee(LEVEL)},
+        "chosen": getattr(model, "sentence", None),
+        "evidence": None if task is None else evidence(model, task),
+        "kl_weight": None if task is None else kl_weight(fitter.method, task),
+        "chains": None if task is None else chains_of(model, task),
+        "seconds": None if seconds is None else round(seconds, 3),
+        "report": None if page is None else str(page),
+    }
     if as_json:
-        print_json(
-            {
-                "run": str(slot.path),
-                "finished_already": seconds is None,
-                "data": rows.name,
-                "task": rows.task,
-                "method": name,
-                "network": None if task is None else task.network.config,
-                "settings": slot.config if task is None else task.options,
-                "train_rows": len(rows.train),
-                "test_rows": len(rows.test),
-                "scores": values,
-                "cv": folds,
-                "conformal": None if promise is None else {"level": LEVEL, "guarantee": promise},
-                "chosen": chosen,
-                "evidence": tuned,
-                "kl_weight": None if task is None else kl_weight(name, task),
-                "chains": told,
-                "seconds": None if seconds is None else round(seconds, 3),
-                "report": None if page is None else str(page),
-            }
-        )
-        if page is not None:
-            _write_page(page, slot, asked, source, task, folds, promise, seconds, words)
-        return
-    known = [column for column in columns(rows) if column.key in values]  # earlier releases stored fewer
-    shown = "   ".join(f"{column.heading} {column.shown(values[column.key])}" for column in known)
+        print_json(document)
+    else:
+        _print(document, model, source, task, parts.conformal)
+    if page is not None:
+        _write_page(page, slot, fitter, source, task, model, document, seconds, words)
+        if not as_json:
+            console().print(Text(f"report: {page}"), soft_wrap=True)
+
+
+def _print(
+    document: dict[str, Any], model: "Model", source: "Source", task: "Task | None", conformal: str | None
+) -> None:
+    from rich.text import Text
+
+    from posterity.cli.frame.columns import columns
+    from posterity.cli.frame.scores import chains_line, evidence_line, negative_limits, negative_limits_line
+    from posterity.cli.frame.tasks import describe, kl_weight_line
+
+    rows, name, scores = source.data, document["method"], document["scores"]
+    known = [column for column in columns(rows) if column.key in scores]  # earlier releases stored fewer
+    shown = "   ".join(f"{column.heading} {column.shown(scores[column.key])}" for column in known)
     network = "" if task is None else f", network {describe(task)}"
     lines = [f"{len(rows.test):,} test rows:   {shown}"] if len(rows.test) else []
-    if not len(rows.test) and folds is None:
+    if not len(rows.test) and document["cv"] is None:
         lines.append(f"All {len(rows.train):,} rows are fitted: --cv 5 would score them by cross-validation.")
-    lines += [f"{AUTO}: {chosen}"] if chosen is not None else []
-    lines += [evidence_line(name, task, tuned)] if task is not None and tuned is not None else []
-    lines += [chains_line(name, told)] if told is not None else []
-    lines += [line] if task is not None and (line := kl_weight_line(name, task)) else []
+    if document["chosen"] is not None:
+        lines.append(f"{AUTO}: {document['chosen']}")
+    if task is not None:
+        lines += [evidence_line(name, task, document["evidence"])] if document["evidence"] is not None else []
+        lines += [chains_line(name, document["chains"])] if document["chains"] is not None else []
+        lines += [line] if (line := kl_weight_line(name, task)) else []
     if source.preprocessing is not None and len(rows.test):
         count = negative_limits(model.predict(rows.test.inputs), source)
         lines += [line] if (line := negative_limits_line(source, {o.method_label(name): count})) else []
-    lines += [f"Conformal prediction ({parts.conformal}) at {100 * LEVEL:g} %: {promise}"] if promise else []
+    if document["conformal"] is not None:
+        promise = document["conformal"]["guarantee"]
+        lines.append(f"Conformal prediction ({conformal}) at {100 * LEVEL:g} %: {promise}")
     out = console()
     out.print(Text(f"{rows.name}, {o.method_label(name)}{network}", "bold"), soft_wrap=True)
-    if folds is not None:
-        out.print(_fold_table(folds, source))
-    for line in (*lines, f"run folder: {slot.path}"):
+    if document["cv"] is not None:
+        out.print(_fold_table(document["cv"], source))
+    for line in (*lines, f"run folder: {document['run']}"):
         out.print(Text(line), soft_wrap=True)
-    if page is not None:
-        _write_page(page, slot, asked, source, task, folds, promise, seconds, words)
-        out.print(Text(f"report: {page}"), soft_wrap=True)
 
 
 def _write_page(
     path: Path,
     slot: "Slot",
-    asked: "Asked",
+    fitter: "Fitter",
     source: "Source",
     task: "Task | None",
-    folds: dict[str, Any] | None,
-    promise: str | None,
+    model: "Model",
+    document: dict[str, Any],
     seconds: float | None,
     words: list[str],
 ) -> None:
     from posterity.cli.frame.columns import all_columns
-    from posterity.cli.frame.folders import open_run
     from posterity.cli.frame.options import LEVEL as OF_SCORES
     from posterity.cli.frame.outcomes import run_baselines, stored_outcome, verdict
     from posterity.cli.frame.outside import reach
@@ -356,10 +358,10 @@ def _write_page(
     from posterity.report.numbers import with_ends
     from posterity.storage import Part
 
-    outcome = stored_outcome(asked.method, source, open_run(slot.path)[1], slot.path, seconds)
+    outcome = stored_outcome(fitter.method, source, model, slot.path, seconds)
     rows = [*(run_baselines(source, debug=False) if len(source.data.test) else []), outcome]
     more = []
-    if folds is not None:
+    if (folds := document["cv"]) is not None:
         scored = [
             (column.heading.removeprefix("test "), *with_ends(value, folds["intervals"][column.key]))
             for column in all_columns(source.data)
@@ -368,7 +370,8 @@ def _write_page(
         title = f"{folds['folds']}-fold cross-validation"
         about = paragraph(f"Each of {folds['rows']:,} rows is scored by a fit to the other folds.")
         more.append(section(title, about, table(title, ["score", "value", f"{100 * OF_SCORES:g} % interval"], scored)))
-    if promise is not None:
+    if document["conformal"] is not None:
+        promise = document["conformal"]["guarantee"]
         more.append(section("Conformal prediction", paragraph(f"At {100 * LEVEL:g} %: {promise}")))
     known = {} if task is None else {"Network": describe(task)}
     write_page(
@@ -380,17 +383,17 @@ def _write_page(
             rows,
             verdict(source, {each.word: each for each in rows if each.worked}) if len(source.data.test) else None,
             words,
-            slot.config if task is None else task.options,
+            document["settings"],
             far_lines(source.data, {outcome.label: far}) if (far := outcome.numbers.get("far")) else (),
             more=more,
-            about={**known, "Run folder": str(slot.path), "Seed": str(asked.settings.seed)},
+            about={**known, "Run folder": str(slot.path), "Seed": str(fitter.settings.seed)},
             reach=Part({}, reach(source)),
         ),
     )
 
 
 def _fold_table(folds: dict[str, Any], source: "Source") -> Any:
-    """The scores of cross-validation."""
+    """Return the table of the cross-validation scores."""
     from posterity.cli.frame.columns import all_columns
     from posterity.cli.frame.options import LEVEL
 
@@ -400,6 +403,6 @@ def _fold_table(folds: dict[str, Any], source: "Source") -> Any:
     for column in all_columns(source.data):
         if column.key in folds["scores"]:
             ends = folds["intervals"][column.key]
-            told = "" if ends is None else f"{column.shown(ends[0])} to {column.shown(ends[1])}"
-            rows.add_row(column.heading.removeprefix("test "), column.shown(folds["scores"][column.key]), told)
+            value = column.shown(folds["scores"][column.key])
+            rows.add_row(column.heading.removeprefix("test "), value, column.interval(ends))
     return rows

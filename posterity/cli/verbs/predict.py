@@ -1,4 +1,4 @@
-"""`posterity predict`: the predictions of a finished run, as a table."""
+"""`posterity predict`: prints the predictions of a finished run as a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posterity.cli.frame import options as o
-from posterity.cli.frame.output import UsageError, log, option_values, print_json
-from posterity.cli.frame.predictions import by_output, csv_text, json_value, predicted_columns
+from posterity.cli.frame.output import UsageError, finite, log, option_values, print_json
+from posterity.cli.frame.predictions import by_output, csv_text, predicted_columns
 from posterity.cli.frame.spread import command
 from posterity.options import check, option, refused
 
@@ -29,7 +29,7 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """What to say of each row."""
+    """Further columns of the predictions."""
 
     quantiles: tuple[float, ...] = option(
         (), help="Columns for these quantiles too, as 0.05,0.5,0.95.", unit="NUMBERS", parse=_numbers, check=o.between
@@ -39,7 +39,7 @@ class PredictOptions:
         check(self)
 
     def check_task(self, *, classifies: bool) -> None:
-        """`UsageError` where an option does not suit the task."""
+        """Raise a `UsageError` if an option does not suit the task."""
         if classifies and self.quantiles:
             raise UsageError("--quantiles is for numbers, and the run predicts classes.", "leave --quantiles out.")
 
@@ -100,7 +100,6 @@ def predict(
         write_file(out, csv_text(columns).encode())
         log(f"{len(rows.test)} predictions in {out}", quiet=as_json)
     if as_json:
-        table = [[json_value(value) for value in row] for row in zip(*columns.values(), strict=True)]
         print_json(
             {
                 "run": str(run),
@@ -108,7 +107,7 @@ def predict(
                 "task": rows.task,
                 "method": config["method"],
                 "columns": list(columns),
-                "rows": table,
+                "rows": finite(list(zip(*columns.values(), strict=True))),
                 "file": None if out is None else str(out),
             },
             indent=None,
@@ -118,14 +117,14 @@ def predict(
 
 
 def _inputs(source: "Source") -> dict[str, list[Any]]:
-    """The columns of the file as written, or the inputs x1, x2, ..."""
+    """Return the columns of the file as written, or the inputs x1, x2, ..."""
     if source.table is not None:
         return {column.name: list(column.fields) for column in source.table.rows(source.test).columns}
     return {f"x{index}": column.tolist() for index, column in enumerate(source.data.test.inputs.T, start=1)}
 
 
 def _conformal(run: Path, opened: "Run", source: "Source", level: float) -> dict[str, list[Any]]:
-    """The ends of conformal intervals, or the sets of classes; says what they promise."""
+    """Return the ends of conformal intervals, or the sets of classes, and log their guarantee."""
     from posterity.cli.frame.folding import predicted_by_folds
     from posterity.predictive.conformal import ConformalIntervals, ConformalSets
 
@@ -142,7 +141,7 @@ def _conformal(run: Path, opened: "Run", source: "Source", level: float) -> dict
 
 
 def _free(name: str, taken: dict[str, list[Any]]) -> str:
-    """`name`, marked where the file has a column that is called so."""
+    """Return `name`, with a prefix if the file has a column of that name."""
     while name in taken:
         name = f"predicted_{name}"
     return name

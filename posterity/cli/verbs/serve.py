@@ -1,4 +1,4 @@
-"""`posterity serve`: the predictions of a finished run over HTTP."""
+"""`posterity serve`: serves the predictions of a finished run over HTTP."""
 
 import os
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ def _window(name: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where to listen, who may ask, and what a request may have."""
+    """The address of the server, the access to it, and the limits of requests."""
 
     host: str = option(
         "127.0.0.1", help="The address to listen at; any but this computer's own needs a token.", unit="HOST"
@@ -62,14 +62,14 @@ def serve(run: o.Run, wanted: ServeOptions, quiet: o.Quiet = False) -> None:
 
     Rows come as JSON or CSV, and get what 'posterity predict' prints. SIGTERM ends it when all requests are answered.
     """
-    token = (wanted.token or os.environ.get(TOKEN) or "").strip() or None  # a file of it may end with a new line
+    token = (wanted.token or os.environ.get(TOKEN) or "").strip() or None  # a token from a file may end with a newline
     if wanted.host not in LOOPBACK and token is None:
         raise UsageError(
             f"serve: {wanted.host} can be reached from other computers, and needs a token.",
             f"set {TOKEN}, or give --token; or leave --host out.",
         )
     try:
-        import fastapi  # noqa: F401  # asked for here, so that what is missing is said in one sentence
+        import fastapi  # noqa: F401  # imported here for one clear message if it is missing
         import uvicorn  # noqa: F401
     except ImportError as error:
         from posterity.errors import PosterityError
@@ -85,7 +85,7 @@ def serve(run: o.Run, wanted: ServeOptions, quiet: o.Quiet = False) -> None:
     access = Access(frozenset({*LOOPBACK, wanted.host, *wanted.allow_host}), token)
     with one_thread():
         app = make_app(run, opened, access, limits, quiet=quiet)
-        place = listen(wanted.host, wanted.port)
+        listener = listen(wanted.host, wanted.port)
         name = f"[{wanted.host}]" if ":" in wanted.host else wanted.host
-        log(f"serving {run} at http://{name}:{place.getsockname()[1]}/ (Ctrl-C ends it)", quiet=quiet)
-        run_server(app, place)
+        log(f"serving {run} at http://{name}:{listener.getsockname()[1]}/ (Ctrl-C ends it)", quiet=quiet)
+        run_server(app, listener)

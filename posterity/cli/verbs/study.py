@@ -11,14 +11,14 @@ from posterity.cli.frame.options import BareSwitches
 
 
 class _Study(BareSwitches, TyperCommand):
-    """A study."""
+    """The command of a study."""
 
 
 class _Studies(BareSwitches, TyperGroup):
-    """The commands, with an own word on an unknown one."""
+    """The group of studies, with a hint for an unknown name."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # the context's class moved between typer's versions
-        """The command that the first word names, or the nearest one in a `UsageError`."""
+        """Return the command of the first argument; raise a `UsageError` with the nearest name for an unknown one."""
         if args[0] not in self.commands:
             from posterity.cli.frame.output import UsageError
             from posterity.errors import unknown

@@ -187,7 +187,7 @@ def _check_figure(plot: Path | None) -> None:
 
 
 def _drawn(draw: Callable[[], None]) -> None:
-    """A file that cannot be written is a bad option."""
+    """Draw; turn the error of a file that cannot be written into a `UsageError`."""
     from posterity.cli.frame.output import UsageError
     from posterity.errors import PosterityError
 

@@ -1,4 +1,4 @@
-"""The factors of a penalty in the layers of a network, as `posterity penalty --net` tells them."""
+"""The factors of a penalty in the layers of a network, for `posterity penalty --net`."""
 
 import math
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from posterity.cli.verbs.penalty.words import asked_edge, asked_network, asked_rule
+from posterity.cli.verbs.penalty.words import parse_edge, parse_network, parse_rule
 from posterity.errors import positive_whole
 from posterity.numerics.random import Key
 from posterity.penalties import Penalty, SquaredL2, lambda_theory, layer_factors, param_groups, usual_factors
@@ -50,7 +50,7 @@ class Layers:
         return ("shape", "fan-in", "variance", "lambda_l", "usual", *trained)
 
     def headline(self) -> str:
-        """What the table is of."""
+        """Return the title of the table."""
         return f"{self.net}: lambda_l of r = {self.penalty} with the prior variances of {self.rule}"
 
     def cells(self) -> Iterator[tuple[str, ...]]:
@@ -61,7 +61,7 @@ class Layers:
             yield (layer.name, shape, str(layer.fan_in), *(f"{value:.4g}" for value in numbers if value is not None))
 
     def notes(self) -> Iterator[str]:
-        """What to do with the numbers."""
+        """Yield remarks on how to use the numbers."""
         if self.rows is None:
             yield "Give --rows N for lambda_Th = 1/N and what to set in an optimiser."
             return
@@ -73,7 +73,7 @@ class Layers:
         )
 
     def document(self) -> dict[str, Any]:
-        """All of it for JSON."""
+        """Return the results as JSON."""
         trained = "weight_decay" if self._decays else "factor"
         return {
             "net": self.net,
@@ -96,10 +96,10 @@ class Layers:
 
 
 def layers_of(penalty: Penalty, net: str, rule: str, rows: int | None) -> Layers:
-    """The factors by layer of a penalty (without a factor of its own) for a network and a rule by name."""
+    """Return the factors by layer of a penalty (itself without a factor), for a network and a rule by name."""
     if rows is not None:
         positive_whole("--rows", rows)
-    module, scales = asked_network(net), asked_rule(rule)
+    module, scales = parse_network(net), parse_rule(rule)
     factors, usual = layer_factors(module, penalty, scales), usual_factors(module, penalty)
     trained: dict[str, float] = {}
     if rows is not None:
@@ -131,7 +131,7 @@ SIDES = {"below": 0.7, "at the edge": 1.0, "above": 1.4}  # times sigma_w^2
 
 @dataclass(frozen=True)
 class Edges:
-    """Signals of several networks by the place of their weights: below, at and above the edge."""
+    """Signals of several networks for weight variances below, at and above the edge of chaos."""
 
     rule: EdgeOfChaos
     runs: dict[str, list[Signals]]
@@ -139,7 +139,7 @@ class Edges:
     columns = ("sigma_w^2", "q at the end", "in theory", "c at the end", "in theory")
 
     def headline(self) -> str:
-        """The edge in a line."""
+        """Return the edge of chaos in a line."""
         keeps = "keeps any q" if math.isnan(self.rule.q_star) else f"q* = {self.rule.q_star:.6g}"
         return (
             f"{self.rule.activation}, biases of variance {self.rule.bias_variance:g}: on the edge of chaos "
@@ -156,14 +156,14 @@ class Edges:
             yield (side, f"{SIDES[side] * self.rule.weight_variance:.4g}", *(f"{value:.4g}" for value in means))
 
     def note(self) -> str:
-        """How the numbers were made."""
+        """Return a remark on how the numbers were made."""
         return (
             f"Two inputs with q = 1 and c = 0.5 through {DEPTH} layers of {WIDTH}: means over {NETWORKS} networks of "
             "weights N(0, sigma_w^2 / fan-in). On the edge signals change slowest; beside it q or c go exponentially."
         )
 
     def draw(self, path: Path) -> None:
-        """q and c by layer."""
+        """Draw q and c by layer."""
         from posterity.report.penalties import signals_figure
 
         runs = {
@@ -174,7 +174,7 @@ class Edges:
         signals_figure(runs, path, title=title)
 
     def document(self) -> dict[str, Any]:
-        """All of it for JSON."""
+        """Return the results as JSON."""
         q_star = self.rule.q_star
         return {
             "activation": self.rule.activation,
@@ -199,8 +199,8 @@ class Edges:
 
 
 def edge(text: str) -> Edges:
-    """Signals of random networks around the edge of chaos of ACTIVATION or ACTIVATION,BIAS_VARIANCE."""
-    rule = asked_edge("--edge-of-chaos", text)
+    """Simulate signals of random networks around the edge of chaos of ACTIVATION or ACTIVATION,BIAS_VARIANCE."""
+    rule = parse_edge("--edge-of-chaos", text)
     assert isinstance(rule.activation, str)
     runs = {
         side: [

@@ -1,4 +1,4 @@
-"""What `posterity penalty` tells: the prior of a penalty, as text and figure."""
+"""Conversion of a penalty to its prior, or back, for `posterity penalty`: text, figure and JSON."""
 
 import math
 import re
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.cli.verbs.penalty.words import asked_family, asked_penalty, asked_prior, asked_shape, sized
+from posterity.cli.frame.output import finite
+from posterity.cli.verbs.penalty.words import parse_family, parse_penalty, parse_prior, parse_shape, sized
 from posterity.numerics.layout import Layout
 from posterity.penalties import (
     Dirac,
@@ -33,7 +34,7 @@ from posterity.priors import GroupLasso, Prior
 
 
 def density_of_verdict(penalty: Penalty, verdict: Verdict, *, points: bool) -> str | None:
-    """p(w) of the prior that was found, spelt out where it is known; None where it is only a table, or none."""
+    """Return the formula of p(w) for the verdict's prior; None if there is no prior, or only a table of it."""
     if verdict.prior is None:
         return None
     if verdict.prior.formula is not None:
@@ -44,14 +45,13 @@ def density_of_verdict(penalty: Penalty, verdict: Verdict, *, points: bool) -> s
         return f"exp(-r(w)) / {verdict.kappa:.6g} with r = {penalty}"
     if verdict.route in ("spline", "fourier"):
         return None
-    weights = torch.linspace(-4.0, 4.0, 161, dtype=torch.float64, device="cpu")
     recognise = recognise_polynomial if verdict.route == "polynomial" else recognise_trigonometric
-    expansion = recognise(weights, verdict.log_alpha(weights))
+    expansion = recognise(_GRID, verdict.log_alpha(_GRID))
     return None if expansion is None else f"exp({_sum(expansion)})"
 
 
 def _sum(expansion: Expansion) -> str:
-    """A polynomial with waves, highest power first."""
+    """Format a polynomial with cosines and sines, highest power first."""
     terms = [
         (value, "" if power == 0 else "w" if power == 1 else f"w^{power}")
         for power, value in reversed(list(enumerate(expansion.coefficients)))
@@ -77,11 +77,6 @@ _HERE |= {"a family with a width, such as Gaussian(0.5)": "posteriors with a wid
 _GRID = torch.linspace(-4.0, 4.0, 161, dtype=torch.float64, device="cpu")
 
 
-def finite(value: float) -> float | None:
-    """The number for JSON, which has no others."""
-    return value if math.isfinite(value) else None
-
-
 def read(
     name: str | None,
     factor: float | None,
@@ -91,8 +86,8 @@ def read(
     shape: str | None,
     reach: float | None = None,
 ) -> "Reading":
-    """What a family makes of a penalty by name or formula, or of the one that a prior is."""
-    sizes = asked_shape(shape)
+    """Convert a penalty (name or formula) to a prior, or a prior to a penalty, as a family reads it."""
+    sizes = parse_shape(shape)
     if reach is not None:
         sized("--reach", reach)
     if prior is not None:
@@ -100,17 +95,17 @@ def read(
             raise ValueError(f"--factor is for a PENALTY: a prior has its scale. Got {factor:g} with --prior.")
         if reach is not None:
             raise ValueError("--reach is for a PENALTY that is inverted by numbers: a prior is known. Leave it out.")
-        target = asked_prior(prior)
+        target = parse_prior(prior)
         if isinstance(target, GroupLasso):
             _check_groups(sizes, shape)
-        reader = asked_family(family, sigma, "gaussian")
+        reader = parse_family(family, sigma, "gaussian")
         penalty = from_prior(target, reader)
         by_points = from_prior(target, Dirac())
         kind = by_points.terms[0] if isinstance(by_points, Sum) else by_points
         return Reading(kind, penalty, reader, sizes, True, to_prior(penalty, reader, shape=sizes))
     assert name is not None
-    asked = asked_penalty(name, 1.0 if factor is None else factor)
-    reader = asked_family(family, sigma, asked.reader)
+    asked = parse_penalty(name, 1.0 if factor is None else factor)
+    reader = parse_family(family, sigma, asked.reader)
     if asked.kind.separates:
         _check_values(asked.kind, reader)
     else:
@@ -129,11 +124,11 @@ def read(
 
 
 def _check_values(kind: Penalty, reader: Family) -> None:
-    """A formula that is not finite is a wrong formula, whoever reads it."""
+    """Raise a ValueError if a formula has values that are not finite."""
     for scale in reader.scales:
         scales = torch.full_like(_GRID, scale)
         if isinstance(reader, Dirac) and isinstance(kind, Function) and bool((kind.r(_GRID, scales) == math.inf).all()):
-            continue  # it needs a width, which is said where it is read
+            continue  # it needs a width; `to_prior` says so
         try:
             kind.each(_GRID, scales)
         except ValueError as error:
@@ -148,9 +143,9 @@ def _check_groups(sizes: tuple[int, ...], shape: str | None) -> None:
 
 @dataclass(frozen=True)
 class Reading:
-    """A penalty as a family reads it; `kind` is the penalty without its factor, `shape` the weight tensor's shape.
+    """A penalty read by a family: `kind` is the penalty without its factor, `shape` the shape of the weight tensor.
 
-    `reach` is how far from 0 the penalty is looked at where it is inverted by numbers.
+    `reach`: a numerical inversion reads the penalty at means between -reach and reach.
     """
 
     kind: Penalty
@@ -163,12 +158,12 @@ class Reading:
 
     @property
     def points(self) -> bool:
-        """Whether posteriors without width read it."""
+        """Whether the family is of points, without width."""
         return isinstance(self.family, Dirac)
 
     @property
     def group(self) -> tuple[int, int]:
-        """The shape of one group of weights; (1, 1) where each counts alone."""
+        """The shape of one group of weights; (1, 1) without groups."""
         if not isinstance(self.kind, GroupPenalty):
             return (1, 1)
         out, kernel = self.shape[0], math.prod(self.shape[2:])
@@ -177,7 +172,7 @@ class Reading:
 
     @cached_property
     def nearest(self) -> Divergence | None:
-        """The KL that the penalty is but for K, or is near to; None for points, and where there is none."""
+        """The KL that equals the penalty up to K, or is nearest to it; None for points, and if there is none."""
         if self.points or self.prior_given:
             return None
         if isinstance(self.verdict.nearest, Divergence):
@@ -189,7 +184,7 @@ class Reading:
 
     @cached_property
     def alone(self) -> dict[float, Verdict]:
-        """Where a trained sigma leaves no prior: those that there are with sigma fixed."""
+        """The verdicts with a prior at each fixed sigma, if there is none for a trained sigma."""
         if self.verdict.satisfies_star or self.family.is_fixed:
             return {}
         verdicts = {
@@ -200,11 +195,11 @@ class Reading:
 
     @property
     def variable(self) -> str:
-        """What the penalty is a function of."""
+        """The argument of the penalty."""
         return "mu" if self.penalty.separates else "||mu_g||"
 
     def headline(self) -> str:
-        """The finding in a line."""
+        """Return the verdict in a line."""
         if self.prior_given:
             assert self.verdict.prior is not None
             return f"prior {self.verdict.prior.description}, as a penalty on {self.family}"
@@ -214,7 +209,7 @@ class Reading:
         return f"r = {self.penalty}, read by {self.family}: {answer}"
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """All else in lines, each with a word before it."""
+        """Yield the details as (label, text)."""
         verdict = self.verdict
         if not self.penalty.separates:
             yield "groups", f"of {math.prod(self.group)} weights, in a tensor of shape {self.shape}"
@@ -239,23 +234,23 @@ class Reading:
 
     @cached_property
     def density(self) -> str | None:
-        """The formula of the prior's density, where it is known."""
+        """The formula of the prior's density, if known."""
         return density_of_verdict(self.penalty, self.verdict, points=self.points)
 
     def _numbers(self) -> str:
         verdict = self.verdict
-        told = "yes" if verdict.satisfies_star else "no" if verdict.decided else "not known"
+        text = "yes" if verdict.satisfies_star else "no" if verdict.decided else "not known"
         if verdict.satisfies_star and verdict.fitted:
-            told += f", to within {verdict.residual:.1g}"
-        told = f"r = KL + K for one prior: {told}"
+            text += f", to within {verdict.residual:.1g}"
+        text = f"r = KL + K for one prior: {text}"
         if math.isfinite(verdict.K):
             kappa = f"{verdict.kappa:.6g}" if 0.0 < verdict.kappa < math.inf else f"exp({-verdict.K:.6g})"
-            told += f"; kappa {kappa}, K {verdict.K:.6g}"
+            text += f"; kappa {kappa}, K {verdict.K:.6g}"
         elif math.isinf(verdict.kappa):
-            told += "; kappa infinite"
+            text += "; kappa infinite"
         if math.isfinite(verdict.residual):
-            told += f", residual {verdict.residual:.2g}, noise amplification {verdict.noise_amplification:.2g}"
-        return f"{told}; route: {verdict.route}"
+            text += f", residual {verdict.residual:.2g}, noise amplification {verdict.noise_amplification:.2g}"
+        return f"{text}; route: {verdict.route}"
 
     def variance(self, prior: Prior) -> float:
         """The variance of one weight of a tensor of this shape."""
@@ -266,7 +261,7 @@ class Reading:
         return f"{value:.6g} of one weight" if math.isfinite(value) else "none that is finite"
 
     def values(self) -> list[tuple[float, list[float]]]:
-        """The penalty at some lengths of the mean, for each sigma."""
+        """Return the penalty at some means, for each sigma."""
         from posterity.report.penalties import penalty_along
 
         means = torch.tensor(_MEANS, dtype=torch.float64, device="cpu")
@@ -274,7 +269,7 @@ class Reading:
         return [(mean, list(row)) for mean, row in zip(_MEANS, zip(*columns, strict=True), strict=True)]
 
     def draw(self, path: Path) -> None:
-        """The penalty, the KL, and the density."""
+        """Draw the penalty, the KL and the density."""
         from posterity.report.penalties import penalty_figure
 
         of = "the prior"
@@ -307,7 +302,7 @@ class Reading:
         return prior.bound(Layout.of({"weight": self.group})).log_prob(theta)
 
     def document(self) -> dict[str, Any]:
-        """All of it for JSON; numbers that are not finite are null."""
+        """Return the results as JSON, with None for numbers that are not finite."""
         verdict, prior = self.verdict, self.verdict.prior
         nearest = verdict.nearest
         return {
@@ -332,7 +327,5 @@ class Reading:
                 f"{scale:g}": density_of_verdict(self.penalty, verdict, points=False)
                 for scale, verdict in self.alone.items()
             },
-            "values": [{"mu": mean, "r": list(map(finite, row))} for mean, row in self.values()]
-            if self.prior_given
-            else None,
+            "values": [{"mu": mean, "r": finite(row)} for mean, row in self.values()] if self.prior_given else None,
         }

@@ -43,9 +43,9 @@ class Expression(NamedTuple):
 
 
 def expression(text: str) -> Expression:
-    """The function that a formula of mu and sigma is: numbers, pi, + - * / ^ and the functions of `FUNCTIONS`.
+    """Parse a formula of mu and sigma: numbers, pi, + - * / ^ and the functions of `FUNCTIONS`.
 
-    A ValueError where it is none, or does not depend on mu.
+    Raises a ValueError for any other text, and for a formula without mu.
 
     >>> quartic = expression("mu^4 + sigma / 2")
     >>> quartic.value(torch.tensor([2.0]), torch.tensor([1.0])), sorted(quartic.uses)
@@ -70,7 +70,7 @@ def expression(text: str) -> Expression:
 
 
 def _value(node: ast.expr, text: str) -> Value:
-    """The node as a function of mu and sigma."""
+    """Return the node as a function of mu and sigma."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return _constant(node.value, text)  # type: ignore[arg-type]
     if isinstance(node, ast.Name) and node.id == "pi":
@@ -142,29 +142,29 @@ Reader = Literal["dirac", "gaussian"]
 _LEAST, _LARGEST = 1e-50, 1e50
 
 
-class Asked(NamedTuple):
-    """A penalty by name or formula, without and with its factor, and the family that reads it where none is named."""
+class NamedPenalty(NamedTuple):
+    """A penalty by name or formula, without and with its factor, and the default family that reads it."""
 
     kind: pen.Penalty
     penalty: pen.Penalty
     reader: Reader
 
 
-def asked_penalty(text: str, factor: float) -> Asked:
-    """The penalty that was named or written, times its factor."""
+def parse_penalty(text: str, factor: float) -> NamedPenalty:
+    """Parse a penalty by name or formula, times its factor."""
     sized("--factor", factor)
     known = PENALTIES.get(text.strip().lower())
     if known is not None:
-        return Asked(known, pen.Sum((known,), (factor,)), "dirac")
+        return NamedPenalty(known, pen.Sum((known,), (factor,)), "dirac")
     if text.strip().isidentifier() and text.strip() != "mu":
         raise ValueError(f"{unknown('penalty', text.strip(), PENALTIES)} Or give a formula, as 'mu^4'.")
     formula = expression(text)
     kind = pen.Function(formula.value, formula.text)
-    return Asked(kind, pen.Sum((kind,), (factor,)), "gaussian" if "sigma" in formula.uses else "dirac")
+    return NamedPenalty(kind, pen.Sum((kind,), (factor,)), "gaussian" if "sigma" in formula.uses else "dirac")
 
 
-def asked_prior(text: str) -> Prior:
-    """The prior that NAME:NUMBERS names."""
+def parse_prior(text: str) -> Prior:
+    """Parse a prior as NAME:NUMBERS."""
     name, colon, rest = text.strip().lower().partition(":")
     if name not in PRIORS:
         raise ValueError(unknown("prior", name, PRIORS))
@@ -178,14 +178,14 @@ def asked_prior(text: str) -> Prior:
     return make(*given)
 
 
-def asked_family(name: str | None, sigma: str | None, otherwise: Reader) -> pen.Family:
-    """The family that reads the penalty: points, or Gaussians of one sigma or of several."""
+def parse_family(name: str | None, sigma: str | None, otherwise: Reader) -> pen.Family:
+    """Parse the family that reads the penalty: points, or Gaussians of one sigma or of several."""
     if name is not None and name not in ("dirac", "gaussian"):
         raise ValueError(unknown("family", name, ("dirac", "gaussian")))
     reader = name or ("gaussian" if sigma is not None else otherwise)
     if reader == "dirac":
         if sigma is not None:
-            raise ValueError("--sigma is for --family gaussian: points have no width. Leave one of the two away.")
+            raise ValueError("--sigma is for --family gaussian: points have no width. Leave one of them out.")
         return pen.Dirac()
     if sigma is None:
         return pen.Gaussian()
@@ -195,8 +195,8 @@ def asked_family(name: str | None, sigma: str | None, otherwise: Reader) -> pen.
     return pen.Gaussian(scales)
 
 
-def asked_network(text: str) -> nn.Module:
-    """The network that was named, without memory for its weights: only shapes count."""
+def parse_network(text: str) -> nn.Module:
+    """Return the named network on the meta device: only shapes are needed."""
     name, _, rest = text.strip().lower().partition(":")
     with torch.device("meta"):
         if name == "mlp":
@@ -208,18 +208,18 @@ def asked_network(text: str) -> nn.Module:
         return NETWORKS[name]()
 
 
-def asked_rule(text: str) -> ScaleRule:
-    """The rule for variances that was named."""
+def parse_rule(text: str) -> ScaleRule:
+    """Parse the rule for prior variances."""
     name, _, rest = text.strip().lower().partition(":")
     if name == "edge-of-chaos":
-        return asked_edge("--rule edge-of-chaos", rest)
+        return parse_edge("--rule edge-of-chaos", rest)
     if name not in RULES or rest:
         raise ValueError(unknown("rule", text, (*RULES, "edge-of-chaos:tanh")))
     return RULES[name]()
 
 
-def asked_edge(option: str, text: str) -> EdgeOfChaos:
-    """The edge of chaos of ACTIVATION or ACTIVATION,BIAS_VARIANCE."""
+def parse_edge(option: str, text: str) -> EdgeOfChaos:
+    """Parse ACTIVATION or ACTIVATION,BIAS_VARIANCE as an edge of chaos."""
     name, _, rest = text.partition(",")
     if not name.strip():
         raise ValueError(f"{option} needs an activation, as tanh or relu. Got none.")
@@ -229,20 +229,20 @@ def asked_edge(option: str, text: str) -> EdgeOfChaos:
     return EdgeOfChaos(name.strip(), given[0])
 
 
-def asked_shape(text: str | None) -> tuple[int, ...]:
-    """The shape of a weight tensor."""
+def parse_shape(text: str | None) -> tuple[int, ...]:
+    """Parse the shape of a weight tensor."""
     return (10, 10) if text is None else whole_numbers("--shape", text)
 
 
 def sized(option: str, value: float, alternative: str = "") -> None:
-    """A ValueError unless this is a positive number whose square and inverse are numbers, too."""
+    """Raise a ValueError unless the square and the inverse of this positive number are representable."""
     positive(option, value, alternative)
     if not _LEAST <= value <= _LARGEST:
         raise ValueError(f"{option} must be between {_LEAST:g} and {_LARGEST:g}. Got {value:g}.")
 
 
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:
-    """Positive whole numbers with commas between them."""
+    """Parse positive whole numbers separated by commas."""
     try:
         sizes = tuple(int(word) for word in text.split(","))
     except ValueError as error:
@@ -253,7 +253,7 @@ def whole_numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def numbers(option: str, text: str) -> tuple[float, ...]:
-    """Numbers with commas between them."""
+    """Parse numbers separated by commas."""
     try:
         return tuple(float(word) for word in text.split(","))
     except ValueError as error:
