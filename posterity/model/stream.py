@@ -23,7 +23,7 @@ from torch.utils.data import (
 from posterity.datasets.shards import Block, Shards
 from posterity.errors import BadData
 from posterity.model.augmentation import Augmentation
-from posterity.model.batch import LABELS, Batch, Data, Feed, as_batch, batch_tensors
+from posterity.model.batch import LABELS, Batch, Data, Feed, as_batch, joined
 from posterity.numerics.random import GlobalStates, Key
 
 logger = logging.getLogger("posterity")
@@ -144,7 +144,7 @@ class StreamData(Data):
             batch, low = self._whole(block), max(0, first * size - block.start)
             if rest is not None:
                 low = min(size - rest.size, batch.size)
-                rest = _joined(rest, _rows(batch, 0, low))
+                rest = joined([rest, _rows(batch, 0, low)])
                 if rest.size < size:
                     continue
                 yield rest
@@ -213,12 +213,6 @@ class StreamData(Data):
 
 def _rows(batch: Batch, low: int, count: int) -> Batch:
     return batch.map(lambda tensor: tensor.narrow(0, low, count))
-
-
-def _joined(first: Batch, second: Batch) -> Batch:
-    tensors = zip(batch_tensors(first), batch_tensors(second), strict=True)
-    joined = iter([torch.cat(pair) for pair in tensors])
-    return first.map(lambda _: next(joined))._replace(complete=first.complete and second.complete)
 
 
 def check_loader(loader: "DataLoader[Any]", num_data: int | None = None) -> int:
