@@ -281,7 +281,8 @@ def as_tensor(value: object, name: str, attached: bool = False) -> Tensor:
     if isinstance(value, Tensor):
         return value if attached else value.detach()
     if not hasattr(value, "__array__"):
-        raise BadData(f"{name} must be a tensor or an array. Got {shown(value)}.")
+        remedy = " Leave out of a batch what is no tensor, as by a collate_fn." if name.startswith("inputs[") else ""
+        raise BadData(f"{name} must be a tensor or an array. Got {shown(value)}.{remedy}")
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise BadData(f"{name} must hold numbers. Got an array of {array.dtype}. Encode it as numbers first.")
