@@ -118,6 +118,20 @@ def _without_onednn(network: Network) -> Iterator[None]:
 
 
 @contextmanager
+def derivatives_of_gradients(remedy: str) -> Iterator[None]:
+    """Raise a ValueError with the remedy where an operation of the model has no derivative of its gradient."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(words in str(error) for words in ("is not implemented", "differentiate twice")):
+            raise
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"This takes derivatives of gradients, which the model does not have: {reason}. {remedy}"
+        ) from error
+
+
+@contextmanager
 def torch_kernels(network: Network) -> Iterator[None]:
     """Use torch's plain kernels, which torch.func can differentiate; it cannot differentiate fused or oneDNN's ones.
 

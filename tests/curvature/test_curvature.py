@@ -405,6 +405,26 @@ def test_hooks_that_ask_for_gradients_do_no_harm() -> None:
     close(GaussNewton().matrix(case.joint, case.theta, case.batch, None), case.matrix)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_operations_without_second_derivatives_are_said() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.EmbeddingBag(5, 3, mode="mean"), nn.Linear(3, 2)
+
+        def forward(self, words: Tensor) -> Tensor:
+            return self.head(self.words(words))
+
+    words = (5 * Key(0).uniform((ROWS, 4))).long().to(torch.get_default_device())
+    case = truth(made(Bag), words)
+    close(GaussNewton().matrix(case.joint, case.theta, case.batch, None), case.matrix)
+    rows = Rows(GaussNewton(), case.joint, case.theta, case.batch, None, Key(0))
+    with pytest.raises(ValueError, match=r"Use the structure Full\(\), Kronecker\(\) or Diagonal\(\)"):
+        rows.products(torch.ones(1, rows.size, dtype=FLOAT64))
+    with pytest.raises(ValueError, match=r"Use the curvature GaussNewton\(\)"):
+        Hessian().matrix(case.joint, case.theta, case.batch, None)
+
+
 def test_a_module_at_fault_is_not_taken_for_a_refusal() -> None:
     class Broken(nn.Module):
         def __init__(self) -> None:
