@@ -57,7 +57,7 @@ def explicit_jacobian(
 def _looped_jacobians(function: Callable[[Tensor, Any], Tensor], theta: Tensor, rows: Any, count: int) -> Tensor:
     """Jacobians by plain autograd, one row and one output at a time."""
     differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tree_leaves(rows))
-    options = {"retain_graph": True, "create_graph": differentiable, "materialize_grads": True}
+    options: dict[str, Any] = {"retain_graph": True, "create_graph": differentiable, "materialize_grads": True}
     jacobians = []
     for index in range(count):
         leaf = theta.detach().requires_grad_()

@@ -74,7 +74,7 @@ def left_out_rows(
     each = torch.full((2, len(centre)), math.nan, dtype=centre.dtype, device=centre.device)
     each[0] = _densities(likelihood, centre, covariance, rows)
     each[1, defined] = likelihood.log_prob(centre[defined], _targets(rows)[defined])
-    return LeftOutRows(*each, _row_weights(rows))
+    return LeftOutRows(each[0], each[1], _row_weights(rows))
 
 
 def _cavities(
@@ -141,7 +141,8 @@ def _error(each: Tensor, weights: Tensor | None) -> float:
     if weights is None:
         return float(each[kept].std()) / math.sqrt(count)
     share = weights[kept] / weights[kept].sum()
-    return float((share * (each[kept] - _mean(each, weights))).square().sum() * count / (count - 1)) ** 0.5
+    spread = (share * (each[kept] - _mean(each, weights))).square().sum() * count / (count - 1)
+    return math.sqrt(float(spread))
 
 
 @dataclass(frozen=True)
