@@ -34,7 +34,7 @@ from posterity.model.module import (
     without_recomputation,
 )
 from posterity.model.passes import CompiledModule, Passes
-from posterity.model.side_effects import UNKNOWN, SideEffects, side_effects, watchable, write_counts
+from posterity.model.side_effects import UNKNOWN, SideEffects, check_unwritten, side_effects, watchable, write_counts
 from posterity.numerics.dropout import Dropping, Masks, NoMasks, scattered_weights
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
@@ -418,11 +418,7 @@ class Network:
         outputs = self._called(weights, inputs, buffers, train, function)
         if whole:
             check_rows(outputs, num_rows(inputs))
-        if written is not None and write_counts(inputs) != written:
-            raise ValueError(
-                "Network: the model wrote into its inputs in this call, and not in the first one, so rows may have "
-                "changed. Let it compute with a copy: x = x.clone() before x is written into."
-            )
+        check_unwritten(inputs, written)
         return outputs, {name: b for name, b in buffers.items() if name in self._running}
 
     def _called(self, weights: Weights, inputs: Inputs, buffers: Buffers, train: bool, function: Function) -> Tensor:
