@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from posterity.curvature.derivatives import Piece, derivatives
-from posterity.curvature.explicit import torch_kernels
+from posterity.curvature.explicit import derivatives_of_gradients, torch_kernels
 from posterity.curvature.survey import Place, Survey, survey
 from posterity.jacobians.jacobian import Stacked
 from posterity.jacobians.linear import Thin
@@ -32,6 +32,7 @@ logger = logging.getLogger("posterity")
 
 GRAPHS = 8  # copies of a row's activations in the graph of a derivative of a gradient
 SURPLUS = 10  # drawn columns of all rows for each weight of a matrix that is kept whole
+FIRST_ORDER = "Use the curvature GaussNewton()."
 WIDE = 64  # outputs from which closed forms of the output layer are faster than columns
 
 
@@ -296,7 +297,8 @@ class Rows:
         """The dense matrix (R, R), in float64."""
         if not self.factored:
             negative, random = self._negative()
-            with nullcontext() if self.joint.network is None else torch_kernels(self.joint.network):
+            kernels = nullcontext() if self.joint.network is None else torch_kernels(self.joint.network)
+            with kernels, derivatives_of_gradients(FIRST_ORDER):
                 return dense_hessian(negative, random).to(torch.float64)
         total: Tensor | None = None
         for piece in self.jacobians(between_layers=True, whole=self.size):
@@ -338,7 +340,8 @@ class Rows:
         """Products of the curvature with vectors (m, R), in float64, without forming it."""
         if self.joint.network is None:
             return vectors.to(torch.float64) @ self.matrix()
-        with torch_kernels(self.joint.network), torch.enable_grad():
+        remedy = "Use the structure Full(), Kronecker() or Diagonal()." if self.factored else FIRST_ORDER
+        with torch_kernels(self.joint.network), torch.enable_grad(), derivatives_of_gradients(remedy):
             multiply = self._factored_products if self.factored else self._hessian_products
             return multiply(vectors.to(self.theta.dtype)).to(torch.float64)
 
@@ -408,7 +411,8 @@ def directional_derivatives(
     step = chunk_rows(joint.dtype.itemsize * (GRAPHS * known.row_entries + 2 * len(vectors) * prod(known.event)))
     for low in range(0, num_rows(inputs), step):
         part = map_inputs(lambda tensor, low=low: tensor[low : low + step], inputs)  # type: ignore[misc]
-        with torch_kernels(joint.network), torch.enable_grad():
+        remedy = "Predict by draws of the weights: q.gaussian.predict(x)."
+        with torch_kernels(joint.network), torch.enable_grad(), derivatives_of_gradients(remedy):
             leaf = random.detach().requires_grad_()
             outputs = joint.network.outputs(rebuild(leaf), part, buffers)
             dummy = torch.zeros_like(outputs, requires_grad=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from posterity.model.batch import Inputs, map_inputs, num_rows
 from posterity.model.joint import Joint
@@ -55,13 +55,16 @@ def explicit_jacobian(
 
 
 def _looped_jacobians(function: Callable[[Tensor, Any], Tensor], theta: Tensor, rows: Any, count: int) -> Tensor:
-    """Jacobians without vmap: one row and one output at a time."""
+    """Jacobians by plain autograd, one row and one output at a time."""
+    differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tree_leaves(rows))
+    options: dict[str, Any] = {"retain_graph": True, "create_graph": differentiable, "materialize_grads": True}
     jacobians = []
     for index in range(count):
-        row = tree_map(lambda tensor, index=index: tensor[index], rows)
-        output, backward = torch.func.vjp(lambda w, row=row: function(w, row).reshape(-1), theta)  # type: ignore[misc]
-        basis = torch.eye(output.numel(), dtype=output.dtype, device=output.device)
-        jacobians.append(torch.stack([backward(direction)[0] for direction in basis]))
+        leaf = theta.detach().requires_grad_()
+        with torch.enable_grad():
+            outputs = function(leaf, tree_map(lambda tensor, index=index: tensor[index], rows)).reshape(-1)
+            values = (outputs + 0.0 * leaf.sum()).unbind()  # with a graph even if they depend on none of these weights
+        jacobians.append(torch.stack([torch.autograd.grad(value, leaf, **options)[0] for value in values]))
     return torch.stack(jacobians)
 
 
@@ -112,6 +115,20 @@ def _without_onednn(network: Network) -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
+
+
+@contextmanager
+def derivatives_of_gradients(remedy: str) -> Iterator[None]:
+    """Raise a ValueError with the remedy where an operation of the model has no derivative of its gradient."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(words in str(error) for words in ("is not implemented", "differentiate twice")):
+            raise
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"This takes derivatives of gradients, which the model does not have: {reason}. {remedy}"
+        ) from error
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from posterity.evidence.tuning import Search, Tuned, with_tuned
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.likelihoods import Likelihood
 from posterity.model.batch import Batch
-from posterity.model.weights import with_targets
+from posterity.model.weights import entry_weights, output_weights, weighted_log_prob, with_targets
 from posterity.numerics.random import Key
 from posterity.posteriors.linearized import Linearized
 from posterity.predictive.probit import default_integrator
@@ -32,11 +32,13 @@ _MOST = 0.5  # share of undefined cavities from which a precision is not conside
 class LeftOutRows(NamedTuple):
     """Leave-one-out log densities of rows (n,); NaN for rows whose cavity is undefined.
 
-    `posterior` integrates over the outputs of the cavity, `plug_in` takes their mean.
+    `posterior` integrates over the outputs of the cavity, `plug_in` takes their mean. `weights` (n,) are those of the
+    rows, None where all are alike.
     """
 
     posterior: Tensor
     plug_in: Tensor
+    weights: Tensor | None = None
 
     @property
     def undefined(self) -> int:
@@ -47,11 +49,11 @@ class LeftOutRows(NamedTuple):
     def cost(self) -> float:
         """Mean log density lost by the posterior's width (nats per row); inf if most rows have no prediction."""
         few = self.undefined > _MOST * len(self.posterior)
-        return math.inf if few else float((self.plug_in - self.posterior).nanmean())
+        return math.inf if few else _mean(self.plug_in - self.posterior, self.weights)
 
     def surely_cost_more_than(self, nats: float) -> bool:
         """Return whether the cost exceeds this many nats, and two of its standard errors."""
-        return self.cost > max(nats, 2.0 * _error(self.plug_in - self.posterior))
+        return self.cost > max(nats, 2.0 * _error(self.plug_in - self.posterior, self.weights))
 
 
 def left_out_rows(
@@ -63,7 +65,8 @@ def left_out_rows(
     covariance (S^-1 - H)^-1 = (1 - S H)^-1 S and mean m minus that times g. It is undefined where the leverage, the
     largest eigenvalue of S H, is 1 or more, as structures that leave out correlations can have it: those rows are
     left out. Weights that are not `at_mode`, but were trained by another loss, do not move by g: their cavities keep
-    the mean m. `moments` are m and S of all rows, if they are known.
+    the mean m. A row counts as often as its weight says, which must be the one that it had in the fit. `moments` are m
+    and S of all rows, if they are known.
     """
     likelihood = posterior.joint.as_joint("left_out_rows").likelihood
     centre, covariance = _cavities(posterior, rows, at_mode, moments)
@@ -71,7 +74,7 @@ def left_out_rows(
     each = torch.full((2, len(centre)), math.nan, dtype=centre.dtype, device=centre.device)
     each[0] = _densities(likelihood, centre, covariance, rows)
     each[1, defined] = likelihood.log_prob(centre[defined], _targets(rows)[defined])
-    return LeftOutRows(*each)
+    return LeftOutRows(each[0], each[1], _row_weights(rows))
 
 
 def _cavities(
@@ -81,26 +84,27 @@ def _cavities(
     joint = posterior.joint.as_joint("left_out_rows")
     mean, covariance = (v.double() for v in (posterior.output_moments(rows.inputs) if moments is None else moments))
     leaf = mean.clone().requires_grad_()
+    weights = entry_weights(joint.likelihood, rows, mean.dtype)
     with torch.enable_grad():
-        (slope,) = torch.autograd.grad(joint.likelihood.log_prob(leaf, _targets(rows)).sum(), leaf)
+        (slope,) = torch.autograd.grad(weighted_log_prob(joint.likelihood, leaf, _targets(rows), weights).sum(), leaf)
     curvature = joint.likelihood.output_fisher(mean, mean.dim() - 1) * float(joint.tempering.likelihood_power)
-    used = None if rows.complete else joint.likelihood.used_outputs(mean, _targets(rows))
-    if used is not None:
-        curvature = curvature * (used.unsqueeze(-1) & used.unsqueeze(-2))
+    if weights is not None:
+        root = output_weights(joint.likelihood, weights, mean).sqrt().expand_as(mean).reshape(len(mean), -1)
+        curvature = curvature * (root.unsqueeze(-1) * root.unsqueeze(-2))
     hat = covariance @ curvature  # (n, D, D)
     defined = torch.linalg.eigvals(hat).real.amax(-1) < _LARGEST
     identity = torch.eye(hat.shape[-1], dtype=hat.dtype, device=hat.device)
     solved = torch.linalg.solve(identity - hat[defined], covariance[defined])
     centre, cavity = torch.full_like(mean, math.nan), torch.full_like(covariance, math.nan)
     cavity[defined] = 0.5 * (solved + solved.mT)
-    shift = (cavity @ slope.flatten(1).unsqueeze(-1)).squeeze(-1).reshape(mean.shape)[defined]
+    shift = (cavity @ slope.reshape(len(slope), -1, 1)).squeeze(-1).reshape(mean.shape)[defined]
     centre[defined] = mean[defined] - at_mode * shift
     return centre, cavity
 
 
 def _densities(likelihood: Likelihood, centre: Tensor, covariance: Tensor, rows: Batch) -> Tensor:
     """Log densities (n,) of the rows under outputs N(centre, covariance); NaN where these are."""
-    defined = ~(covariance[:, 0, 0].isnan() | centre.flatten(1).isnan().any(1))
+    defined = ~(covariance[:, 0, 0].isnan() | centre.reshape(len(centre), -1).isnan().any(1))
     centre, covariance, targets = centre[defined], covariance[defined], _targets(rows)[defined]
     each = torch.full((len(defined),), math.nan, dtype=centre.dtype, device=centre.device)
     each[defined] = default_integrator(likelihood, centre)(likelihood, centre, covariance, Key(0)).log_prob(targets)
@@ -111,10 +115,34 @@ def _targets(rows: Batch) -> Tensor:
     return rows.targets.double() if rows.targets.is_floating_point() else rows.targets
 
 
-def _error(each: Tensor) -> float:
-    """Return the standard error of the mean of these numbers (n,), without NaN."""
-    each = each[~each.isnan()]
-    return float(each.std()) / math.sqrt(len(each)) if len(each) > 1 else 0.0
+def _row_weights(rows: Batch) -> Tensor | None:
+    """Return the weights (n,) of the rows: where entries have weights, the mean of the row's nonzero ones."""
+    weights = None if rows.weights is None else rows.weights.double()
+    if weights is None or weights.dim() == 1:
+        return weights
+    entries = weights.flatten(1)
+    return entries.sum(1) / entries.count_nonzero(1).clamp_min(1)
+
+
+def _mean(each: Tensor, weights: Tensor | None) -> float:
+    """Return the weighted mean of these numbers (n,), without NaN."""
+    if weights is None:
+        return float(each.nanmean())
+    kept = ~each.isnan()
+    return float((weights[kept] * each[kept]).sum() / weights[kept].sum())
+
+
+def _error(each: Tensor, weights: Tensor | None) -> float:
+    """Return the standard error of `_mean`."""
+    kept = ~each.isnan()
+    count = int(kept.sum())
+    if count < 2:
+        return 0.0
+    if weights is None:
+        return float(each[kept].std()) / math.sqrt(count)
+    share = weights[kept] / weights[kept].sum()
+    spread = (share * (each[kept] - _mean(each, weights))).square().sum() * count / (count - 1)
+    return math.sqrt(float(spread))
 
 
 @dataclass(frozen=True)
@@ -196,17 +224,18 @@ class PredictiveFit:
         none = torch.full_like(own, math.nan)
         none[~own.isnan()] = likelihood.log_prob(centre[~own.isnan()], _targets(rows)[~own.isnan()])
         tried = [own, *(densities(float(log)) for log in range(1, DECADES + 1))]
-        means = [float(each.nanmean()) for each in tried]
-        best = max(*tried, none, key=lambda each: float(each.nanmean()))
-        excess = float((best - own).nanmean())
-        if not excess > max(self.tolerance, _error(best - own)):
+        weights = _row_weights(rows)
+        means = [_mean(each, weights) for each in tried]
+        best = max(*tried, none, key=lambda each: _mean(each, weights))
+        excess = _mean(best - own, weights)
+        if not excess > max(self.tolerance, _error(best - own, weights)):
             return posterior
-        enough = float(best.nanmean()) - self.tolerance
+        enough = _mean(best, weights) - self.tolerance
         good = next((float(log) for log, mean in enumerate(means) if mean >= enough), float(DECADES))
         bad = good - 1.0
         for _ in range(3):
             middle = 0.5 * (good + bad)
-            good, bad = (middle, bad) if float(densities(middle).nanmean()) >= enough else (good, middle)
+            good, bad = (middle, bad) if _mean(densities(middle), weights) >= enough else (good, middle)
         return at(good)
 
     def chosen_on(self, posterior: Linearized, rows: Batch) -> Linearized:
@@ -214,10 +243,11 @@ class PredictiveFit:
         joint = posterior.joint.as_joint("PredictiveFit")
         rows = with_targets(joint.likelihood, rows)
         outputs = joint.outputs(posterior.point(), rows.inputs, posterior.buffers or None)
-        losses = [-float(joint.likelihood.log_prob(outputs, rows.targets).mean())]  # without any width
+        weights = _row_weights(rows)
+        losses = [-_mean(joint.likelihood.log_prob(outputs, rows.targets), weights)]  # without any width
 
         def cost(trial: Linearized) -> float:
-            losses.append(-float(trial.predict(rows.inputs).log_prob(rows.targets).mean()))
+            losses.append(-_mean(trial.predict(rows.inputs).log_prob(rows.targets), weights))
             return losses[-1] - min(losses)
 
         return self._chosen(posterior, cost, "validation")

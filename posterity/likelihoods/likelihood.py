@@ -14,6 +14,12 @@ from posterity.numerics.random import Key
 IGNORED = -100
 """The label of an entry that is missing, as in `torch.nn.functional.cross_entropy`."""
 
+_FOLLOWING = {
+    "log_prob": ("total_log_prob", "total_and_slope"),
+    "entry_log_prob": ("total_log_prob", "total_and_slope"),
+    "output_fisher": ("output_root", "fisher_by_position"),
+}
+
 REMEDY = "Reshape the targets, or give the network one output for each target."
 
 
@@ -70,6 +76,13 @@ class Likelihood(ABC):
 
     chosen: str = ""
     """How the scale was chosen: "" where it was given, "left out" where the method is to choose it."""
+
+    def __init_subclass__(cls) -> None:
+        """Let what is computed of a density or a Fisher information follow those that a subclass overrides."""
+        super().__init_subclass__()
+        own = vars(cls).keys()
+        for name in {name for changed, names in _FOLLOWING.items() if changed in own for name in names} - own:
+            setattr(cls, name, getattr(Likelihood, name))
 
     def as_chosen(self, way: str) -> "Likelihood":
         """Return the likelihood whose present scale counts as chosen in this way, unless it was given."""

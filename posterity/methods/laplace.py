@@ -223,7 +223,7 @@ class Laplace(Method):
             )
         refuse_too_large(self, joint, data)
         if self.tuning == AUTO and self.curvature.factored and joint.num_members is None:
-            rows = data.sample(PredictiveFit().rows)
+            rows = data.sample(PredictiveFit().rows, for_all=False)
             if not rows.per_member:
                 _samples[joint] = rows
         return joint

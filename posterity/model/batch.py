@@ -172,8 +172,8 @@ class Data(ABC):
     def first(self) -> Batch:
         """A batch to check shapes and kinds against: all rows where they are in memory."""
 
-    def sample(self, count: int) -> Batch:
-        """At most `count` rows at equal distances through a pass, with weights by which they stand for all rows.
+    def sample(self, count: int, *, for_all: bool = True) -> Batch:
+        """At most `count` rows at equal distances through a pass, with their own weights, or `for_all` for all rows.
 
         Where the shapes of batches differ, they are those of the shape that most of them have, which is logged; where a
         loader does not give every row once, those of the first batch.
@@ -195,11 +195,10 @@ class Data(ABC):
                 f"batches differ in shape: settings are chosen by {sizes[largest]} rows of one shape, out of {total}. "
                 "Pad all rows to one length, or give what is chosen."
             )
-        parts = groups[largest]
-        axis = parts[0].rows_axis
-        joined = iter([torch.cat(each, axis) for each in zip(*(batch_tensors(part) for part in parts), strict=True)])
-        sample = parts[0].map(lambda _: next(joined))
-        weights = sample.targets.new_ones(sample.targets.shape[: axis + 1], dtype=torch.float64)
+        sample = joined(groups[largest])
+        if not for_all:
+            return sample
+        weights = sample.targets.new_ones(sample.targets.shape[: sample.rows_axis + 1], dtype=torch.float64)
         weights = (weights if sample.weights is None else sample.weights) * (self.num_data / sample.size)
         return sample._replace(weights=weights)
 
@@ -225,6 +224,13 @@ def _every(stride: int, batches: Iterable[Batch | None]) -> Iterator[Batch]:
 def batch_tensors(batch: Batch) -> tuple[Tensor, ...]:
     """The tensors of a batch, in the order of its `map`."""
     return tuple(batch.tensors.values())
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """One batch of the rows of all parts."""
+    each = zip(*map(batch_tensors, parts), strict=True)
+    tensors = iter([torch.cat(tensors, parts[0].rows_axis) for tensors in each])
+    return parts[0].map(lambda _: next(tensors))._replace(complete=all(part.complete for part in parts))
 
 
 def as_batch(item: object, what: str, per_member: bool = False, labels: str = LABELS) -> Batch:
@@ -275,7 +281,8 @@ def as_tensor(value: object, name: str, attached: bool = False) -> Tensor:
     if isinstance(value, Tensor):
         return value if attached else value.detach()
     if not hasattr(value, "__array__"):
-        raise BadData(f"{name} must be a tensor or an array. Got {shown(value)}.")
+        remedy = " Leave out of a batch what is no tensor, as by a collate_fn." if name.startswith("inputs[") else ""
+        raise BadData(f"{name} must be a tensor or an array. Got {shown(value)}.{remedy}")
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise BadData(f"{name} must hold numbers. Got an array of {array.dtype}. Encode it as numbers first.")

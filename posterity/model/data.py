@@ -11,7 +11,7 @@ from posterity.datasets.dataset import LabelledData
 from posterity.datasets.shards import Shards
 from posterity.errors import BadData, shown
 from posterity.model.augmentation import Augmentation, check_images
-from posterity.model.batch import LABELS, Batch, Data, Feed, as_batch, as_inputs, batch_tensors
+from posterity.model.batch import LABELS, Batch, Data, Feed, as_batch, as_inputs, joined
 from posterity.model.stream import StreamData, check_dataset, check_loader
 from posterity.numerics.random import Key
 
@@ -173,8 +173,7 @@ def in_memory(data: Data) -> Data:
     if not isinstance(data, StreamData):
         return data
     batches = [batch for batch in data.passes(None).from_step(0) if batch is not None]
-    whole = iter([torch.cat(parts) for parts in zip(*map(batch_tensors, batches), strict=True)])
-    return TensorData(batches[0].map(lambda _: next(whole)), data.augmentation)
+    return TensorData(joined(batches), data.augmentation)
 
 
 class _Reading(Data):

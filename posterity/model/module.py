@@ -17,6 +17,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import ParametrizationList
 
+from posterity.errors import BadData
 from posterity.numerics.layout import Layout
 from posterity.numerics.modules import check_shapes, uncompiled
 from posterity.numerics.random import GlobalStates, Key, global_generators
@@ -118,6 +119,25 @@ def recurrent_rates(module: nn.Module, copy: nn.Module) -> list[tuple[nn.RNNBase
 
 class OutputError(TypeError):
     """The model returned something else than one tensor."""
+
+
+class RowsError(BadData):
+    """The model returned another number of rows than it was given."""
+
+
+def check_rows(outputs: Tensor, rows: int) -> None:
+    """Raise a `RowsError` unless the outputs have a row for each of the inputs."""
+    if outputs.dim() and outputs.shape[0] == rows:
+        return
+    remedy = "Take the right one of what it returns: Network(module, outputs=lambda out: ...)."
+    if rows == 1:
+        remedy = (
+            "Where it squeezes its outputs, name the axis, as in squeeze(-1): squeeze() drops that of a single row."
+        )
+    raise RowsError(
+        f"The model must return one row of outputs for each row of inputs. Got outputs {tuple(outputs.shape)} for "
+        f"{rows} row{'s' * (rows != 1)}. {remedy}"
+    )
 
 
 def single_output(returned: object, adapter: Callable[[Any], Tensor] | None, said: list[str]) -> Tensor:

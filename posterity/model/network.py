@@ -19,6 +19,7 @@ from posterity.model.layouts import ImageLayout
 from posterity.model.module import (
     Turn,
     check_one_kind,
+    check_rows,
     fresh_weights,
     in_training,
     last_batch_alone,
@@ -33,7 +34,7 @@ from posterity.model.module import (
     without_recomputation,
 )
 from posterity.model.passes import CompiledModule, Passes
-from posterity.model.side_effects import UNKNOWN, SideEffects, side_effects, watchable, write_counts
+from posterity.model.side_effects import UNKNOWN, SideEffects, check_unwritten, side_effects, watchable, write_counts
 from posterity.numerics.dropout import Dropping, Masks, NoMasks, scattered_weights
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
@@ -401,6 +402,7 @@ class Network:
         self, weights: Weights, inputs: Inputs, buffers: Buffers, train: bool, function: Function | None = None
     ) -> tuple[Tensor, Buffers]:
         """Call the private module, or a function of its layers, with these tensors in place of its own."""
+        whole = function is None
         if function is None:
             compiled = self.compiled.call(self.passes.compiled) if self._looked and not self._dropping else None
             function = compiled or self._module
@@ -414,11 +416,9 @@ class Network:
         if copies:
             buffers = {name: b.clone() if name in copies else b for name, b in buffers.items()}
         outputs = self._called(weights, inputs, buffers, train, function)
-        if written is not None and write_counts(inputs) != written:
-            raise ValueError(
-                "Network: the model wrote into its inputs in this call, and not in the first one, so rows may have "
-                "changed. Let it compute with a copy: x = x.clone() before x is written into."
-            )
+        if whole:
+            check_rows(outputs, num_rows(inputs))
+        check_unwritten(inputs, written)
         return outputs, {name: b for name, b in buffers.items() if name in self._running}
 
     def _called(self, weights: Weights, inputs: Inputs, buffers: Buffers, train: bool, function: Function) -> Tensor:

@@ -13,7 +13,7 @@ from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.backward import checked_targets
 from posterity.model.batch import LABELS, Inputs, named_tensors
 from posterity.model.data import Batch, Data, as_data
-from posterity.model.module import OutputError
+from posterity.model.module import OutputError, RowsError
 from posterity.model.network import Buffers, Network
 from posterity.model.side_effects import RandomDraws
 from posterity.model.tempering import Tempering
@@ -215,7 +215,7 @@ def example_output(network: Network, batch: Batch) -> Tensor:
     try:
         with torch.no_grad(), network.without_dropout(few.inputs):
             outputs = network.outputs(network.initial, few.inputs)
-    except (OutputError, RandomDraws):
+    except (OutputError, RandomDraws, RowsError):
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
         kinds = (f"{name} {tuple(t.shape)} of {t.dtype}" for name, t in named_tensors(batch.inputs).items())
@@ -224,11 +224,6 @@ def example_output(network: Network, batch: Batch) -> Tensor:
             f"The model does not accept these inputs ({', '.join(kinds)}): {reason}. "
             "Pass inputs of the shape and dtype the model was made for."
         ) from error
-    if outputs.dim() == 0 or outputs.shape[0] != few.size:
-        raise BadData(
-            f"The model must return one row of outputs for each row of inputs. Got outputs {tuple(outputs.shape)} "
-            f"for {few.size} rows."
-        )
     return outputs[:1]
 
 

@@ -72,6 +72,15 @@ def write_counts(inputs: Inputs) -> tuple[int, ...] | None:
     return tuple(tensor._version for tensor in tensors)
 
 
+def check_unwritten(inputs: Inputs, before: tuple[int, ...] | None) -> None:
+    """Raise a ValueError where inputs that are no copies were written into since `write_counts` gave `before`."""
+    if before is not None and write_counts(inputs) != before:
+        raise ValueError(
+            "Network: the model wrote into its inputs in this call, and not in the first one, so rows may have "
+            "changed. Let it compute with a copy: x = x.clone() before x is written into."
+        )
+
+
 class _Watched:
     """Tensors by name, and which of them were written into since, by torch or around it (`.data`, numpy)."""
 

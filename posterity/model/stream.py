@@ -5,14 +5,16 @@ import random
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
@@ -23,7 +25,7 @@ from torch.utils.data import (
 from posterity.datasets.shards import Block, Shards
 from posterity.errors import BadData
 from posterity.model.augmentation import Augmentation
-from posterity.model.batch import LABELS, Batch, Data, Feed, as_batch, batch_tensors
+from posterity.model.batch import LABELS, Batch, Data, Feed, as_batch, joined
 from posterity.numerics.random import GlobalStates, Key
 
 logger = logging.getLogger("posterity")
@@ -144,7 +146,7 @@ class StreamData(Data):
             batch, low = self._whole(block), max(0, first * size - block.start)
             if rest is not None:
                 low = min(size - rest.size, batch.size)
-                rest = _joined(rest, _rows(batch, 0, low))
+                rest = joined([rest, _rows(batch, 0, low)])
                 if rest.size < size:
                     continue
                 yield rest
@@ -215,18 +217,27 @@ def _rows(batch: Batch, low: int, count: int) -> Batch:
     return batch.map(lambda tensor: tensor.narrow(0, low, count))
 
 
-def _joined(first: Batch, second: Batch) -> Batch:
-    tensors = zip(batch_tensors(first), batch_tensors(second), strict=True)
-    joined = iter([torch.cat(pair) for pair in tensors])
-    return first.map(lambda _: next(joined))._replace(complete=first.complete and second.complete)
+class _Sampling(NamedTuple):
+    """The sampler of a loader's rows, the size of its batches (1 if unknown), and whether it drops the last rows."""
+
+    rows: Any
+    batch_size: int
+    drop_last: bool
+
+
+def _sampling(loader: "DataLoader[Any]") -> _Sampling:
+    batches: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    rows = getattr(batches, "sampler", batches) if isinstance(batches, BatchSampler) else batches
+    return _Sampling(rows, getattr(batches, "batch_size", 1), getattr(batches, "drop_last", False))
 
 
 def check_loader(loader: "DataLoader[Any]", num_data: int | None = None) -> int:
     """Number of rows of a loader's data, or `num_data` where they are iterated over; BadData where it is unknown."""
-    if isinstance(loader.sampler, SubsetRandomSampler):
-        return len(loader.sampler)
-    dataset: Any = loader.dataset
-    if loader.batch_sampler is None and not isinstance(dataset, IterableDataset):
+    sampler, dataset = _sampling(loader).rows, loader.dataset
+    if isinstance(sampler, SubsetRandomSampler):
+        return len(sampler)
+    single = loader.batch_sampler is None and not isinstance(loader.sampler, BatchSampler)
+    if single and not isinstance(dataset, IterableDataset):
         raise BadData("The DataLoader must give batches, not single rows. Give it a batch_size.")
     return check_dataset(dataset, num_data)
 
@@ -258,12 +269,12 @@ def _num_batches(loader: "DataLoader[Any]", num_data: int) -> int:
 
 def _refuse_partial(loader: "DataLoader[Any]", num_data: int) -> None:
     """Refuse a loader whose passes evidently do not see every row once."""
-    reason = ""
-    if loader.drop_last and num_data % (loader.batch_size or 1):
+    sampling, reason = _sampling(loader), ""
+    if sampling.drop_last and num_data % sampling.batch_size:
         reason = "drop_last=True"
-    elif isinstance(loader.sampler, WeightedRandomSampler):
+    elif isinstance(sampling.rows, WeightedRandomSampler):
         reason = "a WeightedRandomSampler"
-    elif isinstance(loader.sampler, RandomSampler) and loader.sampler.replacement:
+    elif isinstance(sampling.rows, RandomSampler) and sampling.rows.replacement:
         reason = "a RandomSampler with replacement"
     if reason:
         raise BadData(
@@ -273,9 +284,11 @@ def _refuse_partial(loader: "DataLoader[Any]", num_data: int) -> None:
 
 def in_order(loader: "DataLoader[Any]") -> Iterator[object]:
     """The items of a loader that gives every row once, in order (else BadData); generators keep their states."""
-    if isinstance(loader.sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)) or (
-        loader.drop_last
-        and (isinstance(loader.dataset, IterableDataset) or check_loader(loader) % (loader.batch_size or 1))
+    sampling = _sampling(loader)
+    shuffled = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+    if isinstance(sampling.rows, shuffled) or (
+        sampling.drop_last
+        and (isinstance(loader.dataset, IterableDataset) or check_loader(loader) % sampling.batch_size)
     ):
         raise BadData(
             "The DataLoader shuffles or drops rows, so what comes out would not line up with the rows. "
@@ -296,7 +309,7 @@ def input_parts(inputs: object) -> Iterator[object]:
 
 def _generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
     """The generators of a loader and its samplers, each once."""
-    owners = (loader, loader.sampler, loader.batch_sampler)
+    owners = (loader, loader.sampler, loader.batch_sampler, _sampling(loader).rows)
     return list({id(g): g for o in owners if isinstance(g := getattr(o, "generator", None), torch.Generator)}.values())
 
 

@@ -1,11 +1,12 @@
 """Weights of the rows of a batch and of their entries; entries whose target is missing have the weight 0."""
 
+import math
 from math import prod
 
 import torch
 from torch import Tensor
 
-from posterity.likelihoods.likelihood import Likelihood, event_sum
+from posterity.likelihoods.likelihood import IGNORED, Likelihood, event_sum
 from posterity.model.batch import Batch
 
 
@@ -53,9 +54,20 @@ def output_weights(likelihood: Likelihood, weights: Tensor, outputs: Tensor) -> 
 
 
 def with_targets(likelihood: Likelihood, batch: Batch) -> Batch:
-    """The batch without rows whose targets are all missing; the batch itself where no row has any."""
+    """The batch without rows whose targets are all missing or of weight 0; the batch itself where no row has any.
+
+    Other targets of weight 0 become missing.
+    """
     observed = None if batch.complete else likelihood.observed(batch.targets)
-    if observed is None:
+    if batch.weights is not None:
+        counted = batch.weights > 0
+        if counted.dim() == 1:
+            counted = counted.reshape(-1, *[1] * (batch.targets.dim() - 1)).expand_as(batch.targets)
+        observed = counted if observed is None else observed & counted
+    if observed is None or bool(observed.all()):
         return batch
     some = observed.reshape(batch.size, -1).any(1)
+    if batch.weights is not None and batch.weights.dim() > 1:
+        missing = math.nan if batch.targets.is_floating_point() else IGNORED
+        batch = batch._replace(targets=batch.targets.masked_fill(~observed, missing), complete=False)
     return batch.map(lambda tensor: tensor[some]) if bool(some.any()) and not bool(some.all()) else batch

@@ -65,6 +65,13 @@ class Point(Posterior):
 
     tensor_shapes: ClassVar[dict[str, str]] = {"theta": "mP"}
 
+    def __post_init__(self) -> None:
+        shape, size = tuple(self.theta.shape), self.joint.num_weights
+        if len(shape) not in (1, 2) or shape[-1] not in (size, self.joint.size):
+            raise ValueError(
+                f"Point.theta must be ({size},), the weights of the joint, or (members, {size}). Got {shape}."
+            )
+
     @classmethod
     def of(
         cls, module: nn.Module | Network, likelihood: Likelihood, *, prior: Prior | None = None, num_data: int = 1

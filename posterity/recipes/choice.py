@@ -14,7 +14,7 @@ from posterity.methods import MAP, Laplace
 from posterity.methods.laplace import WHOLE
 from posterity.methods.parts.scales import evidence_fit
 from posterity.model import Joint
-from posterity.model.data import Batch, as_data
+from posterity.model.data import as_data
 from posterity.posteriors import Linearized
 
 ROWS = 2048  # most rows of a comparison, each of which then stands for several
@@ -49,24 +49,25 @@ def sufficient(
 
 def _left_out(joint: Joint, rows: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Return leave-one-out log densities of the rows; NaN for rows without one."""
-    problem, sample, posterior = _fitted(joint, rows)
+    problem, posterior = _fitted(joint, rows)
+    sample = as_data(rows).to(joint.device).sample(ROWS, for_all=False)  # one of those that a row stands for
     return left_out_rows(posterior, problem.check(sample)).posterior
 
 
 def _held_out(joint: Joint, rows: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Return log densities of every fifth row under a fit to the others."""
     held = torch.arange(len(rows[0]), device=rows[0].device) % FIFTH == 0
-    _, _, posterior = _fitted(joint, tuple(part[~held] for part in rows))
+    _, posterior = _fitted(joint, tuple(part[~held] for part in rows))
     inputs, targets = (part[held].to(joint.device) for part in rows[:2])
     return posterior.predict(inputs).log_prob(targets)
 
 
-def _fitted(joint: Joint, rows: tuple[torch.Tensor, ...]) -> tuple[Joint, Batch, Linearized]:
-    """Fit a sample of the rows; return its joint, the sample, and the Laplace posterior."""
+def _fitted(joint: Joint, rows: tuple[torch.Tensor, ...]) -> tuple[Joint, Linearized]:
+    """Fit a sample of the rows; return its joint and the Laplace posterior."""
     sample = as_data(rows).to(joint.device).sample(ROWS)
     problem = replace(joint, num_data=sample.size)
     start, _ = infer(evidence_fit(STEPS, ROUNDS), problem, tuple(sample[:3]), progress=False)
     mode, _ = infer(MAP(), problem, tuple(sample[:3]), start=start, progress=False)
     posterior, _ = infer(Laplace(tuning=None), problem, tuple(sample[:3]), start=mode, progress=False)
     assert isinstance(posterior, Linearized)
-    return problem, sample, posterior
+    return problem, posterior

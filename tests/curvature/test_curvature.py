@@ -10,6 +10,7 @@ from math import prod
 import pytest
 import torch
 import torch.nn.functional as F
+from curvaturecases import close, made, truth
 from torch import Tensor, nn
 from torch.autograd.functional import hessian, jacobian
 from torch.func import functional_call
@@ -384,6 +385,44 @@ def test_a_fallback_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = caplog.records
     assert "rows go one after the other" in record.getMessage()
     assert "vmap refused" in record.getMessage()
+
+
+def test_hooks_that_ask_for_gradients_do_no_harm() -> None:
+    """Models of transformers and peft have such hooks where they were trained with activation checkpointing."""
+
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.places, self.head = nn.Embedding(5, 3), nn.Embedding(4, 3), nn.Linear(3, 2)
+            self.tokens.register_forward_hook(lambda module, args, output: output.requires_grad_(True))
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            places = torch.arange(tokens.shape[1], device=tokens.device)
+            return self.head((self.tokens(tokens) + self.places(places).square()).tanh().sum(1))
+
+    tokens = (5 * Key(0).uniform((ROWS, 4))).long().to(torch.get_default_device())
+    case = truth(made(Positions), tokens)
+    close(GaussNewton().matrix(case.joint, case.theta, case.batch, None), case.matrix)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_operations_without_second_derivatives_are_said() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.EmbeddingBag(5, 3, mode="mean"), nn.Linear(3, 2)
+
+        def forward(self, words: Tensor) -> Tensor:
+            return self.head(self.words(words))
+
+    words = (5 * Key(0).uniform((ROWS, 4))).long().to(torch.get_default_device())
+    case = truth(made(Bag), words)
+    close(GaussNewton().matrix(case.joint, case.theta, case.batch, None), case.matrix)
+    rows = Rows(GaussNewton(), case.joint, case.theta, case.batch, None, Key(0))
+    with pytest.raises(ValueError, match=r"Use the structure Full\(\), Kronecker\(\) or Diagonal\(\)"):
+        rows.products(torch.ones(1, rows.size, dtype=FLOAT64))
+    with pytest.raises(ValueError, match=r"Use the curvature GaussNewton\(\)"):
+        Hessian().matrix(case.joint, case.theta, case.batch, None)
 
 
 def test_a_module_at_fault_is_not_taken_for_a_refusal() -> None:

@@ -328,6 +328,22 @@ def test_left_out_rows_of_a_linear_regression_are_exact():
     assert left.cost == pytest.approx(float((left.plug_in - left.posterior).mean()))
 
 
+def test_a_left_out_row_takes_its_weight_along():
+    x, y = data = rows(15, noise=0.5)
+    weights = 0.5 + torch.arange(15, dtype=torch.float64) / 5.0
+    joint = linear(Gaussian(0.5), Normal(1.2), data)
+    mode, _ = fit(Conjugate(), joint, (x, y, weights))
+    q, _ = fit(Laplace(structure=Full(), tuning=None), joint, (x, y, weights), start=mode)
+    left = left_out_rows(q, Batch(x, y, weights))
+    for index in range(len(x)):
+        others = torch.arange(len(x)) != index
+        less = x[others], y[others], weights[others]
+        refit, _ = fit(Conjugate(), linear(Gaussian(0.5), Normal(1.2), less[:2]), less)
+        truth = refit.predict(x[index : index + 1]).log_prob(y[index : index + 1])
+        assert float(left.posterior[index]) == pytest.approx(float(truth), abs=1e-8)
+    assert left.cost == pytest.approx(float((weights * (left.plug_in - left.posterior)).sum() / weights.sum()))
+
+
 def test_left_out_rows_of_a_logistic_regression_are_near_those_of_refits():
     key, count = po.Key(4), 30
     x = normal(key.fold("inputs"), (count, 3))

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
 from hyperbolic import log_density
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from posterity.curvature import GaussNewton
 from posterity.likelihoods import (
     Bernoulli,
     Categorical,
@@ -19,7 +22,9 @@ from posterity.likelihoods import (
     Poisson,
     StudentT,
 )
+from posterity.model import Batch, Joint
 from posterity.numerics.random import Key
+from posterity.priors import Normal
 from posterity.storage import decode, encode
 
 
@@ -250,3 +255,58 @@ def test_is_stored_and_read_back(likelihood: Likelihood) -> None:
 def test_functions_are_not_stored() -> None:
     with pytest.raises(TypeError, match=r"likelihood\.log_density must be .* to be stored\. Got function"):
         encode(Custom(log_density), {}, "likelihood")
+
+
+@dataclass(frozen=True)
+class Smoothed(Categorical):
+    """Half of each label is spread over all classes."""
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 0.5 * super().log_prob(outputs, targets) + 0.5 * outputs.log_softmax(-1).mean(-1)
+
+
+@dataclass(frozen=True)
+class Absolute(Gaussian):
+    """Errors by their absolute value, entry by entry."""
+
+    def entry_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return -(targets - outputs).abs()
+
+
+@dataclass(frozen=True)
+class Doubled(Categorical):
+    """Twice the Fisher information."""
+
+    def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
+        return 2.0 * super().output_fisher(outputs, event_dims)
+
+
+@pytest.mark.parametrize("likelihood", [Smoothed(), Absolute(1.0)], ids=str)
+def test_a_subclass_is_fitted_by_its_own_density(likelihood: Likelihood) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3)).double()
+    x = Key(0).normal((5, 2), torch.float64)
+    targets = torch.tensor([0, 1, 2, 1, 0]) if isinstance(likelihood, Categorical) else x @ x.new_ones(2, 3)
+    joint = Joint(net, likelihood, Normal(1.0), num_data=5)
+    theta, batch = joint.initial(), joint.check(Batch(x, targets))
+    leaf = theta.clone().requires_grad_()
+    wanted = likelihood.log_prob(joint.outputs(leaf, x), batch.targets).sum() + joint.log_prior(leaf)
+    (slope,) = torch.autograd.grad(wanted, leaf)
+    for _ in range(2):  # by autograd, then by the chain of linear layers
+        value, grad, _ = joint.value_and_grad(theta, batch)
+        torch.testing.assert_close(value, wanted.detach(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(grad, slope, rtol=1e-12, atol=1e-12)
+    weighed = batch._replace(weights=torch.ones(batch.targets.shape, dtype=torch.float64))
+    if isinstance(likelihood, Absolute):
+        torch.testing.assert_close(joint.value_and_grad(theta, weighed)[0], wanted.detach())
+
+
+@pytest.mark.parametrize("positions", [0, 1])
+def test_the_curvature_of_a_subclass_is_of_its_own_fisher_information(positions: int) -> None:
+    net = torch.nn.Conv1d(2, 3, 1).double() if positions else torch.nn.Linear(2, 3).double()
+    x = Key(0).normal((4, 2, *[2] * positions), torch.float64)
+    y = torch.zeros(4, *[2] * positions, dtype=torch.long)
+    plain, doubled = (Joint(net, kind(positions), Normal(1.0), num_data=4) for kind in (Categorical, Doubled))
+    matrices = [GaussNewton().matrix(joint, joint.initial(), Batch(x, y), None) for joint in (plain, doubled)]
+    torch.testing.assert_close(matrices[1], 2.0 * matrices[0], rtol=1e-9, atol=1e-9)

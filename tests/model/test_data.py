@@ -19,6 +19,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
 )
 
 from posterity.datasets.dataset import LabelledData
@@ -391,6 +392,8 @@ def test_loaders_that_repeat_or_leave_out_rows_make_no_pass():
         assert len(list(data.minibatches(None, 5, Key(0)).from_step(0))) == 5
         with pytest.raises(BadData, match=f"but the DataLoader has {reason}"):
             data.passes(None)
+        with pytest.raises(BadData, match=f"but the DataLoader has {reason}"):
+            as_data(DataLoader(Rows(), batch_sampler=BatchSampler(sampler, 3, False))).passes(None)
     half = DataLoader(Rows(), batch_sampler=BatchSampler(SequentialSampler(Subset(Rows(), range(5))), 2, False))
     with pytest.raises(BadData, match=r"each of the 10 rows once\. The loader gave 5"):
         list(as_data(half).passes(None).from_step(0))
@@ -401,6 +404,26 @@ def test_a_loader_of_a_subset_has_the_rows_of_the_subset():
     assert data.num_data == 4
     assert sorted(seen(data.passes(None).from_step(0))) == [1, 3, 5, 7]
     assert as_data(DataLoader(Subset(Rows(), range(6)), batch_size=2)).num_data == 6
+    batches = BatchSampler(SubsetRandomSampler([1, 3, 5, 7]), 3, False)
+    assert as_data(DataLoader(Rows(), batch_sampler=batches)).num_data == 4
+
+
+def test_a_batch_sampler_may_stand_where_a_sampler_does():
+    class Blocks(Rows):
+        def __getitem__(self, indices):
+            return default_collate([Rows.__getitem__(self, index) for index in indices])
+
+    data = as_data(DataLoader(Blocks(), sampler=BatchSampler(SequentialSampler(Rows()), 4, False), batch_size=None))
+    assert seen(data.passes(None).from_step(0)) == list(range(ROWS))
+
+
+def test_generators_of_batch_samplers_are_left_as_they_were():
+    generator = torch.Generator()
+    batches = BatchSampler(RandomSampler(Rows(), generator=generator), 3, False)
+    data, before = as_data(DataLoader(Rows(), batch_sampler=batches)), generator.get_state()
+    passes = [seen(data.minibatches(None, 4, Key(1)).from_step(0)) for _ in range(2)]
+    assert passes[0] == passes[1]
+    assert torch.equal(generator.get_state(), before)
 
 
 def test_a_loader_that_gives_fewer_batches_than_it_says_is_refused():

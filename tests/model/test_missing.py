@@ -346,6 +346,11 @@ def test_streams_and_tensors_agree(name: str) -> None:
         assert bool(torch.isfinite(trace["loss"]).all())
     checked = [batch for batch in joint.checked(as_data(loader)).passes(None).from_step(0) if batch is not None]
     assert [batch.complete for batch in checked] == [True, False, False]
+    whole = in_memory(joint.checked(as_data(loader)))
+    assert not whole.first().complete
+    assert not joint.checked(as_data(loader)).sample(N).complete
+    draws, _ = po.infer(NUTS(draws=2, warmup=2, chains=1), joint, loader, progress=False)
+    assert bool(torch.isfinite(draws.theta).all())
 
 
 @pytest.mark.parametrize("method", [MeanField(steps=4), NUTS(draws=4, warmup=4, chains=2)])

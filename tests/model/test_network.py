@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 import posterity as po
+from posterity.errors import BadData
 from posterity.model.network import Network
 from posterity.numerics import Key
 
@@ -635,3 +637,30 @@ def test_layers_that_work_in_place_leave_the_rows_as_they_are():
     q.predict(rows)
     joint.network.outputs(joint.initial().expand(2, -1), rows)
     assert torch.equal(rows, before)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_a_module_that_loses_the_axis_of_a_single_row_is_told_so(outputs):
+    class Squeezed(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).squeeze()
+
+    x, y = torch.randn(5, 3), torch.randn(5, outputs).squeeze(-1)
+    joint = po.Joint(Squeezed(3, outputs), po.likelihoods.Gaussian(1.0), po.priors.Normal(1.0), num_data=5)
+    loader = DataLoader(TensorDataset(x, y), batch_size=2)  # the last batch has one row
+    for method in (po.methods.MAP(5), po.methods.Laplace(tuning=None)):
+        with pytest.raises(BadData, match=r"for 1 row\. Where it squeezes its outputs, name the axis"):
+            po.infer(method, joint, loader, progress=False)
+    with pytest.raises(BadData, match=r"for 1 row\. Where it squeezes"):
+        po.posteriors.Point(joint, joint.initial()).predict(x[:1])
+
+
+def test_a_module_that_returns_its_loss_first_is_told_so():
+    class WithLoss(nn.Linear):
+        def forward(self, x):
+            outputs = super().forward(x)
+            return outputs.square().mean(), outputs
+
+    network = po.model.Network(WithLoss(3, 1))
+    with pytest.raises(BadData, match=r"Got outputs \(\) for 4 rows\. Take the right one of what it returns"):
+        network.outputs(network.initial, torch.zeros(4, 3))

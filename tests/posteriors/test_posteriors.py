@@ -454,3 +454,11 @@ def test_large_rows_are_not_run_together(numbers, calls, monkeypatch):
     monkeypatch.setattr(po.posteriors.gaussian, "NUMBERS_AT_ONCE", numbers)
     assert q.outputs(torch.zeros(7, 16), 5, Key(1)).shape == (5, 7, 3)
     assert len(seen) == calls
+
+
+def test_points_of_another_size_are_refused():
+    joint = classification(FLOAT64)
+    for theta in (torch.zeros(joint.size + 1), torch.zeros(2, 3), torch.zeros(1, 2, joint.size), torch.tensor(0.0)):
+        with pytest.raises(ValueError, match=rf"Point.theta must be \({joint.size},\)"):
+            Point(joint, theta.double())
+    assert Point(joint, joint.initial().expand(3, -1)).num_members == 3

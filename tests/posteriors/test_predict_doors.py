@@ -3,7 +3,16 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import posterity as po
 from posterity.errors import BadData
@@ -34,14 +43,19 @@ def test_the_default_for_two_classes_is_the_integral():
         {"shuffle": True},
         {"sampler": SubsetRandomSampler(range(30))},
         {"sampler": WeightedRandomSampler([1.0] * 30, 30)},
+        {"sampler": DistributedSampler(range(30), 1, 0)},
         {"drop_last": True},
     ],
-    ids=["shuffle", "subset", "weighted", "drop last"],
+    ids=["shuffle", "subset", "weighted", "distributed", "drop last"],
 )
 def test_a_loader_that_does_not_line_up_is_refused(options):
     q, x = two_classes()
     with pytest.raises(BadData, match="line up"):
         q.predict(DataLoader(TensorDataset(x), batch_size=7, **options))
+    rows = TensorDataset(x)
+    sampler = options.get("sampler", RandomSampler(rows) if "shuffle" in options else SequentialSampler(rows))
+    with pytest.raises(BadData, match="line up"):
+        q.predict(DataLoader(rows, batch_sampler=BatchSampler(sampler, 7, "drop_last" in options)))
 
 
 @pytest.mark.cpu

@@ -100,3 +100,53 @@ def test_words_that_are_unknown_and_targets_that_are_unclear_are_refused():
         po.laplace(net(3), (rows[0], nn.functional.one_hot(rows[1], 3)), "classification")
     with pytest.raises(ValueError, match=r"num_data is 7 but the data have 20 rows"):
         po.laplace(net(3), rows, "classification", num_data=7)
+
+
+def both(task, narrow, wide):
+    """Yield the posteriors of two sets of rows, by leave-one-out and by validation."""
+    torch.manual_seed(0)
+    module, seeded = net(2 if task == "classification" else 1), {"seed": 1, "progress": False}
+    for validation in (False, True):
+        own = [{"validation": rows} if validation else {} for rows in (narrow, wide)]
+        yield [po.laplace(module, rows, task, **each, **seeded) for rows, each in zip((narrow, wide), own, strict=True)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_rows_of_weight_zero_choose_nothing(task):
+    x, y = (labels if task == "classification" else numbers)(FLOAT64)
+    x, weights = torch.cat([x, 1.0 - x]), torch.cat([torch.ones(len(x)), torch.zeros(len(x))]).double()
+    wrong = 1 - y.clamp_max(1) if task == "classification" else y + 50.0
+    kept = slice(len(y))
+    for alone, weighted in both(task, (x[kept], y), (x, torch.cat([y, wrong]), weights)):
+        assert alone.joint.prior.scale == pytest.approx(weighted.joint.prior.scale, rel=1e-9)
+        if task == "regression":
+            assert alone.joint.likelihood.scale == pytest.approx(weighted.joint.likelihood.scale, rel=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_single_targets_of_weight_zero_choose_nothing():
+    x, y = numbers(FLOAT64)
+    y = torch.cat([y, y.square()], 1)
+    weights = (torch.arange(y.numel()).view(y.shape) % 3 > 0).double()
+    torch.manual_seed(0)
+    module = net(2)
+    targets = {"missing": (y.where(weights > 0, torch.nan),), "of weight 0": (y.where(weights > 0, 50.0), weights)}
+    missing, weighed = (po.laplace(module, (x, *rest), "regression", progress=False) for rest in targets.values())
+    assert weighed.joint.prior.scale == pytest.approx(missing.joint.prior.scale, rel=1e-9)
+    assert weighed.joint.likelihood.scale == pytest.approx(missing.joint.likelihood.scale, rel=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("prior", [None, Normal(1.0)])
+def test_one_output_may_be_a_number_a_row(task, prior):
+    x, y = numbers(FLOAT64)
+    y = (y > 0).long().squeeze(1) if task == "classification" else y.squeeze(1)
+    torch.manual_seed(0)
+    column = net(1)
+    flat = nn.Sequential(*column, nn.Flatten(0))
+    qs = [po.laplace(module, (x, y), task, prior=prior, structure="kron", progress=False) for module in (column, flat)]
+    assert float(qs[0].log_evidence) == pytest.approx(float(qs[1].log_evidence), rel=1e-8)
+    means = [q.predict(x).mean.flatten() for q in qs]
+    torch.testing.assert_close(means[0], means[1], rtol=1e-8, atol=1e-8)

@@ -141,7 +141,7 @@ def measured_width_cost(
         return {}
     draws = min(DRAWS, allowed // count)
     try:
-        rows = data.sample(count)
+        rows = data.sample(count, for_all=False)
         numbers = joint.example_output(rows.member(0)).numel()
         if rows.size < 2 or draws * rows.size * numbers > NUMBERS:
             return {}
