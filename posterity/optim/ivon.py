@@ -446,4 +446,4 @@ class IVON(torch.optim.Optimizer):
 
 def _recording() -> bool:
     """Return whether work on the current device goes into a CUDA graph."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return bool(torch.cuda.is_initialized()) and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
