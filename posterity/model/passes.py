@@ -119,6 +119,10 @@ class CompiledModule:
         if self._call is None or (torch.is_grad_enabled() and not first_order):
             return None
         outer: Any = torch._C._functorch.peek_interpreter_stack()  # pyright: ignore[reportAttributeAccessIssue]
-        modes: Any = _get_current_function_mode_stack
-        seen = [mode for mode in modes() if not isinstance(mode, DeviceContext)]
-        return self._call if outer is None and not seen and not torch._C._len_torch_dispatch_stack() else None
+        return self._call if outer is None and unobserved() and not torch._C._len_torch_dispatch_stack() else None
+
+
+def unobserved() -> bool:
+    """Return whether no mode sees the functions of torch that are called, but for that of a default device."""
+    modes: Any = _get_current_function_mode_stack
+    return all(isinstance(mode, DeviceContext) for mode in modes())
