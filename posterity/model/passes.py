@@ -104,6 +104,13 @@ class CompiledModule:
             "derivatives it runs as it was before torch.compile"
         )
 
+    @classmethod
+    def whole(cls, private: nn.Module) -> "CompiledModule":
+        """The private copy as torch.compile makes it, at its first call for each shape of inputs."""
+        own = cls()
+        own._call = torch.compile(private, dynamic=False)
+        return own
+
     def __bool__(self) -> bool:
         return self._call is not None
 
