@@ -40,7 +40,7 @@ class Grouped(Tensor):
 
     def stacked(self) -> Tensor:
         """The numbers as (M, *shape), a view."""
-        return self.joined.unflatten(1, (self.count, -1)).transpose(0, 1) if self.channels else self.joined
+        return _apart(self.joined, self.count).transpose(0, 1) if self.channels else self.joined
 
     @classmethod
     def __torch_function__(
@@ -54,7 +54,9 @@ class Grouped(Tensor):
         return _each(func, args, kwargs) if result is NotImplemented else result
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise NotImplementedError(f"{func} has reached the tensors of all members together.")
 
 
@@ -72,6 +74,11 @@ def _each(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
     result = torch.func.vmap(call, randomness="error")(*(leaves[index].stacked() for index in own))
     return tree_map_only(Tensor, lambda tensor: Grouped.of(tensor, leaves[own[0]].count), result)
+
+
+def _apart(joined: Tensor, count: int) -> Tensor:
+    """Values (n, M C, ...) of all members as (n, M, C, ...), a view."""
+    return joined.view(joined.shape[0], count, joined.shape[1] // count, *joined.shape[2:])
 
 
 def _count(*values: Any) -> int:
@@ -166,7 +173,7 @@ def _padded(func: Any, input: Tensor, pad: Sequence[int], mode: str = "constant"
         return _pixelwise(func, input, pad, mode, value)
     if not (isinstance(input, Grouped) and input.channels) or len(pad) > 2 * (input.dim() - 1) or mode != "constant":
         return NotImplemented
-    images = input.joined.unflatten(1, (input.count, -1))  # (n, M, C, ...)
+    images = _apart(input.joined, input.count)
     return Grouped.of(_like(input.joined, func(images, pad, mode, value).flatten(1, 2)), input.count, channels=True)
 
 
@@ -175,7 +182,7 @@ def _concatenated(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     if dim != 1 or tensors[0].dim() < 3:
         return NotImplemented
     images = [_side_by_side(tensor, count) for tensor in tensors]
-    made = func([part.unflatten(1, (count, -1)) for part in images], 2).flatten(1, 2)
+    made = func([_apart(part, count) for part in images], 2).flatten(1, 2)
     return Grouped.of(_like(images[0], made), count, channels=True)
 
 

@@ -29,7 +29,7 @@ class Members:
     def __init__(self, module: nn.Module, adapted: bool) -> None:
         self._module, self._adapted = module, adapted
         self._kernels = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
-        self._layouts = [channels_last, torch.Tensor.contiguous]  # of images, the first of which is tried first
+        self._layouts: list[Callable[[Tensor], Tensor]] = [channels_last, Tensor.contiguous]  # of images, by preference
         self._ungrouped: list[str] = []  # why members do not run as groups of channels
         self._refusals: list[str] = []  # why vmap refuses the module
 

@@ -1,4 +1,4 @@
-"""The choice between plain and compiled steps: measured on copies, logged, stored with the run, and given up by reason."""
+"""The choice between plain and compiled steps: measured on copies, logged, stored, and given up with a reason."""
 
 import dataclasses
 import logging
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import posterity as po
 from posterity.inference import Run
-from posterity.inference.fastest import _TIMED, _WARM, Fastest
+from posterity.inference.acceleration import Stepper
+from posterity.inference.fastest import _TIMED, _WARM, Fastest, fastest
 from posterity.methods import MAP, MeanField
 from posterity.numerics import Key
 from posterity.optim import Adam
@@ -23,7 +24,7 @@ class State(NamedTuple):
 
 
 class Ways:
-    """Stand-ins of both ways: they write into their state as methods do, and take their time on a clock of their own."""
+    """Stand-ins of both ways: they write into their state as methods do, and move a clock of their own."""
 
     def __init__(self, plain: float, compiled: float, error: str = "") -> None:
         self.time, self.calls, self.error = 0.0, Counter[str](), error
@@ -161,26 +162,19 @@ def test_runs_are_those_without_a_choice(name, choice, compiles, monkeypatch, tm
     assert torch.equal(resumed.start().point(), q.start().point())
 
 
-@pytest.mark.cpu
-@pytest.mark.parametrize(
-    ("reason", "method", "change"),
-    [
-        ("a Density has none", po.methods.NUTS(draws=2, warmup=8, chains=1), lambda joint: density()),
-        ("torch.compile has done so already", METHODS["map"], lambda joint: compiled(joint)),
-        ("NUTS with these settings does not follow gradients", po.methods.NUTS(draws=2, warmup=8), lambda joint: joint),
-    ],
-)
-def test_where_there_is_no_choice_the_log_says_why(reason, method, change, caplog):
+def test_where_there_is_no_choice_the_log_says_why(caplog):
     joint, rows = problem()
-    joint = change(joint)
-    with caplog.at_level(logging.INFO, logger="posterity"):
-        po.infer(method, joint, None if isinstance(joint, po.Density) else rows, accelerate="fastest")
-    assert f"the network is not compiled: {reason}" in caplog.text
-
-
-def density() -> po.Density:
-    return po.Density(lambda x: -0.5 * x.square().sum(), {"x": (2,)})
-
-
-def compiled(joint: po.Joint) -> po.Joint:
-    return dataclasses.replace(joint, network=torch.compile(joint.network.module, backend="eager"))
+    compiled = dataclasses.replace(joint, network=torch.compile(joint.network.module, backend="eager"))
+    density = po.Density(lambda x: -0.5 * x.square().sum(), {"x": (2,)})
+    chains = po.methods.NUTS(draws=2)
+    cases = {
+        "a Density has none": (chains, density),
+        "torch.compile has done so already": (METHODS["map"], compiled),
+        "NUTS with these settings does not follow gradients of batches alone": (chains, joint),
+    }
+    for reason, (method, given) in cases.items():
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="posterity"):
+            steps = Stepper(method, given, "fastest")
+            assert fastest(method, given, po.as_data(rows), steps, None, None) is None
+        assert f"the network is not compiled: {reason}" in caplog.text
