@@ -97,7 +97,7 @@ class Fastest(Callback):
 
 
 def fastest(
-    method: Method, joint: Problem, data: Data, plain: Stepper, precision: Precision | None, micro_batch: int | None
+    method: Method, joint: Problem, data: Data, plain: Step, precision: Precision | None, micro_batch: int | None
 ) -> Fastest | None:
     """Return the steps of a method that choose their way; None, with a word in the log, where there is no choice."""
     reason = _no_choice(method, joint)

@@ -17,6 +17,8 @@ from posterity.methods import MAP, MeanField
 from posterity.numerics import Key
 from posterity.optim import Adam
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch.compile's own
+
 
 class State(NamedTuple):
     theta: Tensor
@@ -134,7 +136,6 @@ def forced(monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
 
 @pytest.mark.cpu
 @pytest.mark.parametrize(("name", "choice"), [("map", "plain"), ("map", "compiled"), ("mean field", "compiled")])
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch.compile's own
 def test_runs_are_those_without_a_choice(name, choice, compiles, monkeypatch, tmp_path, caplog):
     """Bit for bit where the network runs as it is, to rounding where it is compiled; resumed by the choice stored."""
     forced(monkeypatch, choice)
