@@ -122,6 +122,7 @@ def _no_choice(method: Method, joint: Problem) -> str:
         return "torch.compile has done so already"
     if joint.network.sharing is not None:
         return "several processes share its rows"
-    if not method.traits.passes or method.traits.second_order:
+    traits = method.traits
+    if not traits.passes or traits.second_order or traits.effort is not None:  # chains choose for themselves
         return f"{type(method).__name__} with these settings does not follow gradients of batches alone"
     return ""

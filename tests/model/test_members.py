@@ -39,7 +39,7 @@ class Written(nn.Module):
         self.norm, self.group = nn.BatchNorm2d(6), nn.GroupNorm(2, 8)
         self.down, self.up = nn.Linear(6, 3), nn.Linear(3, 6)
         self.deep, self.point = nn.Conv2d(6, 6, 3, padding="same", groups=6), nn.Conv2d(6, 2, 1)
-        self.scale = nn.Parameter(torch.ones(6, 1, 1))
+        self.attention, self.scale = nn.Conv2d(6, 1, 1), nn.Parameter(torch.ones(6, 1, 1))
         self.linear = nn.Linear(8, 3)
 
     def forward(self, x):
@@ -49,7 +49,7 @@ class Written(nn.Module):
         x = F.relu(self.norm(self.second(x)) + shortcut, inplace=True)
         gate = torch.sigmoid(self.up(F.silu(self.down(x.mean((2, 3))))))
         x = x * gate[:, :, None, None]
-        x = self.deep(x) * self.scale - x / 2
+        x = self.deep(x) * self.scale - x / 2 + x * torch.sigmoid(self.attention(x))
         x = torch.cat([x, self.point(x)], 1)
         x = F.max_pool2d(self.group(F.pad(x, (1, 1, 1, 1), mode="reflect")), 2)
         assert isinstance(x, torch.Tensor)
