@@ -49,7 +49,7 @@ class Written(nn.Module):
         x = F.relu(self.norm(self.second(x)) + shortcut, inplace=True)
         gate = torch.sigmoid(self.up(F.silu(self.down(x.mean((2, 3))))))
         x = x * gate[:, :, None, None]
-        x = self.deep(x) * self.scale - x / 2 + x * torch.sigmoid(self.attention(x))
+        x = self.deep(x) * torch.sigmoid(self.attention(x)) * self.scale - x / 2
         x = torch.cat([x, self.point(x)], 1)
         x = F.max_pool2d(self.group(F.pad(x, (1, 1, 1, 1), mode="reflect")), 2)
         assert isinstance(x, torch.Tensor)
