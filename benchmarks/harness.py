@@ -307,3 +307,21 @@ def write(
     (folder / f"{topic}.json").write_text(json.dumps(document, indent=1) + "\n")
     (folder / f"{topic}.md").write_text(f"# {topic.replace('_', ' ')}\n\n{text}")
     print(text)
+
+
+def recorded(
+    step: Callable[[], None], generators: Callable[[], Sequence[torch.Generator]] = tuple
+) -> Callable[[], None]:
+    """The step as a CUDA graph, after three calls of it; `generators` then gives those that its noise comes from."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators():
+        graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay

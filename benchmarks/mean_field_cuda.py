@@ -1,9 +1,10 @@
 """A step of mean-field VI on a CUDA device, against the deterministic step recorded as a CUDA graph, and called.
 
-ResNet-20 with batch norm on images of CIFAR-10's shape and the MLP 784-1200-1200-10, batch 128, float32. All contenders
-take the same batches in turn, which lie on the device; a unit is a step, and a call makes many of them and waits for
-the device. Nothing is needed but torch, numpy, safetensors and this repository; bayesian-torch is compared where it is
-installed. Without a CUDA device the benchmark says so and ends.
+ResNet-20 with batch norm on images of CIFAR-10's shape, at batch 128 and 1024, and the MLP 784-1200-1200-10 at batch
+128, float32. All contenders take the same batches in turn, which lie on the device; a unit is a step, and a call makes
+many of them and waits for the device. IVON runs in a loop of its own, recorded by hand. Nothing is needed but torch,
+numpy, safetensors and this repository; bayesian-torch is compared where it is installed. Without a CUDA device the
+benchmark says so and ends.
 """
 
 import copy
@@ -11,14 +12,14 @@ import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import Comparison, Contender, compare, context, parser, write
+from benchmarks.harness import Comparison, Contender, compare, context, parser, recorded, write
 from posterity import Joint, infer
 from posterity.inference import Callback, Method, Run
 from posterity.inference.acceleration import Acceleration, Stepper
@@ -27,13 +28,19 @@ from posterity.methods import MAP, MeanField, NaturalGradient
 from posterity.model import Batch
 from posterity.networks import MLP, ResNet
 from posterity.numerics.random import Key
-from posterity.optim import Adam, Constant
+from posterity.optim import IVON, Adam, Constant
 from posterity.priors import Normal
 
-BATCH, CLASSES, STEPS = 128, 10, 50
-NUM_DATA = 8 * BATCH
-NAMES = ("ResNet-20", "MLP 784-1200-1200-10")
+CLASSES, STEPS, NUM_BATCHES = 10, 50, 8
+CASES = (("ResNet-20", 128), ("ResNet-20", 1024), ("MLP 784-1200-1200-10", 128))
 LIMIT, CALLED = "deterministic, recorded", "deterministic, called"
+FIELD, GRADIENT = "posterity MeanField, recorded", "posterity NaturalGradient, recorded"
+OPTIMISER = "posterity.optim.IVON, recorded"
+BOUNDS = {  # the most that each may take, x limit
+    **{("ResNet-20", 128, name): 1.15 for name in (GRADIENT, OPTIMISER)},
+    **{("MLP 784-1200-1200-10", 128, name): 2.6 for name in (GRADIENT, OPTIMISER)},
+    ("ResNet-20", 1024, FIELD): 0.62,
+}
 LOOP_STEPS = 1_000  # of a whole run of `infer`, of which the second half is timed
 
 
@@ -42,28 +49,34 @@ class Problem:
     """A network with batches for it, on the device."""
 
     name: str
+    size: int
     module: nn.Module
     batches: list[Batch]
 
     @property
+    def num_data(self) -> int:
+        """Rows in all batches."""
+        return NUM_BATCHES * self.size
+
+    @property
     def joint(self) -> Joint:
         """With a standard normal prior."""
-        return Joint(copy.deepcopy(self.module), Categorical(), Normal(scale=1.0), num_data=NUM_DATA)
+        return Joint(copy.deepcopy(self.module), Categorical(), Normal(scale=1.0), num_data=self.num_data)
 
 
-def problem(name: str, seed: int) -> Problem:
-    """Random rows: what they show makes no difference to the time."""
+def problem(name: str, size: int, seed: int) -> Problem:
+    """Batches of `size` random rows: what they show makes no difference to the time."""
     torch.manual_seed(seed)
     module, shape = (ResNet(20, CLASSES), (3, 32, 32)) if name == "ResNet-20" else (MLP([784, 1200, 1200, 10]), (784,))
     key = Key(seed).fold(name)
     batches = [
         Batch(
-            key.fold(f"inputs {index}").normal((BATCH, *shape), device="cuda"),
-            (key.fold(f"labels {index}").uniform((BATCH,), device="cuda") * CLASSES).long(),
+            key.fold(f"inputs {index}").normal((size, *shape), device="cuda"),
+            (key.fold(f"labels {index}").uniform((size,), device="cuda") * CLASSES).long(),
         )
-        for index in range(NUM_DATA // BATCH)
+        for index in range(NUM_BATCHES)
     ]
-    return Problem(name, module.cuda(), batches)
+    return Problem(name, size, module.cuda(), batches)
 
 
 def steps(step: Callable[[Batch], Any], batches: list[Batch]) -> Callable[[], None]:
@@ -88,25 +101,37 @@ def deterministic(given: Problem, *, recorded: bool) -> Callable[[], None]:
         nn.functional.cross_entropy(module(batch.inputs), batch.targets).backward()
         optimizer.step()
 
-    if not recorded:
-        return steps(step, given.batches)
-    place = Batch(given.batches[0].inputs.clone(), given.batches[0].targets.clone())  # type: ignore[union-attr]
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(3):
-            step(place)
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step(place)
+    return steps(replayed(step, given.batches[0]) if recorded else step, given.batches)
 
-    def play(batch: Batch, kept: object = (module, optimizer)) -> None:  # the graph knows their memory, not them
+
+def ivon(given: Problem) -> Callable[[], None]:
+    """IVON in a loop of its own on the cross-entropy, as one graph."""
+    module = copy.deepcopy(given.module).train()
+    rate = torch.tensor(1e-3, device=given.batches[0].targets.device)
+    optimizer = IVON(module.parameters(), rate, given.num_data, weight_decay=1 / given.num_data, capturable=True)
+
+    def step(batch: Batch) -> None:
+        with optimizer.sampled_params(train=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(batch.inputs), batch.targets).backward()
+        optimizer.step()
+
+    return steps(replayed(step, given.batches[0], lambda: optimizer.generators), given.batches)
+
+
+def replayed(
+    step: Callable[[Batch], None], example: Batch, generators: Callable[[], Sequence[torch.Generator]] = tuple
+) -> Callable[[Batch], None]:
+    """The step as one graph, for batches of the example's shape."""
+    place = Batch(example.inputs.clone(), example.targets.clone())  # type: ignore[union-attr]
+    replay = recorded(lambda: step(place), generators)
+
+    def play(batch: Batch, kept: object = step) -> None:  # the graph knows the memory of its tensors, not them
         place.inputs.copy_(batch.inputs)  # type: ignore[union-attr]
         place.targets.copy_(batch.targets)
-        graph.replay()
+        replay()
 
-    return steps(play, given.batches)
+    return play
 
 
 def ours(given: Problem, method: Method, accelerate: Acceleration) -> Callable[[], None]:
@@ -135,7 +160,9 @@ def bayesian_torch(given: Problem) -> Callable[[], None]:
 
     def step(batch: Batch) -> None:
         optimizer.zero_grad()
-        loss: Tensor = nn.functional.cross_entropy(module(batch.inputs), batch.targets) + get_kl_loss(module) / NUM_DATA
+        loss: Tensor = (
+            nn.functional.cross_entropy(module(batch.inputs), batch.targets) + get_kl_loss(module) / given.num_data
+        )
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
@@ -165,20 +192,21 @@ def in_the_loop(given: Problem, method: Method) -> float:
 
 def comparison(given: Problem, rounds: int) -> Comparison:
     """Everybody on one problem."""
-    field = MeanField(10**6, BATCH, Adam(), Constant())
+    field = MeanField(10**6, given.size, Adam(), Constant())
     names: dict[str, Method] = {
-        "posterity MeanField, recorded": field,
-        "posterity MAP, recorded": MAP(10**6, BATCH, Adam(), Constant()),
-        "posterity NaturalGradient, recorded": NaturalGradient(10**6, BATCH, step_size=0.01, optimizer=Adam()),
+        FIELD: field,
+        "posterity MAP, recorded": MAP(10**6, given.size, Adam(), Constant()),
+        GRADIENT: NaturalGradient(10**6, given.size, step_size=0.01, optimizer=Adam()),
     }
     contenders = [
         Contender(LIMIT, functools.partial(deterministic, given, recorded=True), STEPS),
         Contender(CALLED, functools.partial(deterministic, given, recorded=False), STEPS),
         *(Contender(name, functools.partial(ours, given, method, "auto"), STEPS) for name, method in names.items()),
+        Contender(OPTIMISER, functools.partial(ivon, given), STEPS),
         Contender("posterity MeanField, called", functools.partial(ours, given, field, "off"), STEPS),
         Contender("bayesian-torch, called", functools.partial(bayesian_torch, given), STEPS, peer=True),
     ]
-    found = compare(f"{given.name}, batch {BATCH}", contenders, limit=LIMIT, unit="step", rounds=rounds)
+    found = compare(f"{given.name}, batch {given.size}", contenders, limit=LIMIT, unit="step", rounds=rounds)
     loop = {
         name: in_the_loop(given, dataclasses.replace(method, steps=LOOP_STEPS))  # type: ignore[type-var]
         for name, method in names.items()
@@ -186,8 +214,19 @@ def comparison(given: Problem, rounds: int) -> Comparison:
     return dataclasses.replace(found, columns={"in infer, ms": loop})
 
 
+def verdicts(name: str, size: int, found: Comparison) -> list[str]:
+    """Whether each contender with a bound on this problem keeps to it, as a sentence."""
+    sentences = []
+    for (network, batch, contender), bound in BOUNDS.items():
+        if (network, batch) == (name, size):
+            ratio = found.median_of_ratios(contender)
+            word = "within" if ratio <= bound else "above"
+            sentences.append(f"{name}, batch {size}: {contender} takes {ratio:.3f} x the limit, {word} {bound:g} x.")
+    return sentences
+
+
 def main() -> None:
-    """Run both comparisons and write `mean_field_cuda.json` and `mean_field_cuda.md`."""
+    """Run all comparisons and write `mean_field_cuda.json` and `mean_field_cuda.md`."""
     chosen = parser(__doc__ or "").parse_args()
     if not torch.cuda.is_available():
         sys.exit("mean_field_cuda needs a CUDA device, and torch sees none.")
@@ -195,8 +234,9 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     about = context(chosen, ["bayesian-torch"])
     about["machine"]["gpu"] = torch.cuda.get_device_name(0)
-    comparisons = [comparison(problem(name, chosen.seed), chosen.rounds) for name in NAMES]
+    comparisons = [comparison(problem(name, size, chosen.seed), chosen.rounds) for name, size in CASES]
     notes = [
+        *(line for case, found in zip(CASES, comparisons, strict=True) for line in verdicts(*case, found)),
         f"On one {about['machine']['gpu']}, CUDA {torch.version.cuda}; float32, TF32 on in products and convolutions.",
         f'A call is {STEPS} steps and then waits for the device; "in infer" is the second half of a run of '
         f"{LOOP_STEPS:,} steps, with batches taken from the rows by index, trace and checks.",

@@ -9,7 +9,7 @@ ways run.
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional as F
 
 import posterity as po
+from benchmarks.harness import recorded
 from posterity.datasets import LabelledData
 from posterity.inference import Callback, Run
 from posterity.model import backward
@@ -97,20 +98,6 @@ def by_hand(settings: Settings, steps: int) -> float:
         for _ in range(steps):
             call()
         return 1e3 * (now() - began) / steps
-
-
-def recorded(step: Callable[[], None]) -> Callable[[], None]:
-    """The step as a CUDA graph."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

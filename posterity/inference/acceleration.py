@@ -293,7 +293,7 @@ class Graph:
         return mapped(lambda _: next(each), state)
 
 
-Acceleration: TypeAlias = Literal["auto", "off"]
+Acceleration: TypeAlias = Literal["auto", "fastest", "off"]
 
 _PLAIN = 3  # plain steps of each kind before it is recorded: libraries initialise themselves in the first
 _MOST_KINDS = 4  # most kinds of steps, by the shapes of state and batch, since each graph takes memory
@@ -302,7 +302,7 @@ _MOST_KINDS = 4  # most kinds of steps, by the shapes of state and batch, since 
 class Stepper:
     """The steps of a run, replayed as CUDA graphs where the method and the device allow, else called.
 
-    Takes the method, the problem and `accelerate`: "auto" records on CUDA and lets samplers compile, "off" never does.
+    Takes the method, the problem and `accelerate`: "off" never records, others do on CUDA, and let samplers compile.
     A step that cannot be recorded is called from then on, with one warning that gives the reason. The numbers equal
     plain steps up to the rounding of kernels with a random order of summation. A graph does not see CPU memory
     that a kernel reads (batched solvers of cuBLAS pass pointers so): use "off" for modules that solve equations. Steps
@@ -312,7 +312,7 @@ class Stepper:
     def __init__(self, method: Method, joint: Problem, accelerate: Acceleration) -> None:
         self._method, self._joint = method, joint
         shared = joint.network is not None and joint.network.sharing is not None
-        traits, auto = method.traits, accelerate == "auto" and not shared
+        traits, auto = method.traits, accelerate != "off" and not shared
         self._wanted = auto and traits.recordable and joint.device.type == "cuda"
         self._effort = traits.effort if auto else None
         doubt(joint)

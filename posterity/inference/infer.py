@@ -18,6 +18,7 @@ from posterity.errors import shown
 from posterity.inference.acceleration import Acceleration, Stepper
 from posterity.inference.callbacks import Callback, ProgressBar, Validation, as_callbacks, shows_progress
 from posterity.inference.checkpoint import Checkpoint, Checkpointer, last_good, stored_problem
+from posterity.inference.fastest import Step, fastest
 from posterity.inference.identity import identity, refuse_unlike
 from posterity.inference.kept import Kept, refuse_too_many
 from posterity.inference.memory import refuse_too_large
@@ -210,7 +211,10 @@ def infer(
       with more steps goes on where that is well defined (see `Checkpoint`).
     - `callbacks`: see `posterity.inference.callbacks`, `EarlyStopping` among them. A function of the run is called
       after every step.
-    - `accelerate`: "auto" records the step as a CUDA graph where device and method allow; "off" never does.
+    - `accelerate`: "auto" records the step as a CUDA graph where device and method allow; "off" never does. "fastest"
+      also compiles the network by torch.compile, and keeps to that where a few steps on copies show it to be faster,
+      as it is for large batches of images on a GPU. Compiled layers round otherwise, so that the last digits of a run
+      depend on the choice, which is logged and stored with the run.
     - `precision`: "bf16" runs the network of a step under torch.autocast; weights, states and the posterior, which
       predicts in float32, stay float32. For methods that follow gradients of batches, and sums of `Laplace`.
     - `micro_batch`: most rows in a pass: a larger batch goes in pieces, whose gradients add up to its own.
@@ -226,7 +230,7 @@ def infer(
     _refuse_bad_arguments(method, joint, seed)
     given = as_callbacks(callbacks)
     if accelerate not in get_args(Acceleration):
-        raise ValueError(f"infer: accelerate must be 'auto' or 'off'. Got {shown(accelerate)}.")
+        raise ValueError(f"infer: accelerate must be 'auto', 'fastest' or 'off'. Got {shown(accelerate)}.")
     if torch.is_inference_mode_enabled():
         raise RuntimeError("infer needs gradients, and torch.inference_mode() is on. Call it outside of that.")
     key = Key(operator.index(seed))
@@ -252,7 +256,9 @@ def infer(
     feed = method.batches(rows, key.fold("batches"))
     validator = None if validation is None else Validator(joint, validation)
     run = Run(method, joint, len(feed), 0, method.init(joint, theta, key.fold("init")), validate=validator)
-    hooks = _hooks(given, run, progress)
+    step: Step = Stepper(method, stepped, accelerate)
+    choosing = fastest(method, joint, rows, step, precision, micro_batch) if accelerate == "fastest" else None
+    hooks = [*([] if choosing is None else [choosing]), *_hooks(given, run, progress)]
     keeper = None
     expected = sum(step <= run.steps for step in method.traits.kept_steps)
     folder = None if checkpoint is None else checkpoint.path
@@ -274,7 +280,7 @@ def infer(
             keeper.resume(run)
     del theta  # steps need the memory
     with last_good(keeper, run):
-        _loop(run, rows, feed, key.fold("steps"), hooks, keeper, Stepper(method, stepped, accelerate), micro_batch)
+        _loop(run, rows, feed, key.fold("steps"), hooks, keeper, choosing or step, micro_batch)
         if processes is not None:
             refuse_unlike(processes, flatten(run.state))
         posterior = run.posterior()
@@ -314,7 +320,7 @@ def _loop(
     key: Key,
     hooks: Sequence[Callback],
     keeper: Checkpointer | None,
-    step: Stepper,
+    step: Step,
     micro_batch: int | None,
 ) -> None:
     method, joint, traits = run.method, run.joint, run.method.traits

@@ -77,7 +77,7 @@ class ImageLayout:
         try:
             return function(*given)
         except RuntimeError as error:
-            if given[1] is inputs or "view size is not compatible" not in str(error):
+            if (given[0] is weights and given[1] is inputs) or "view size is not compatible" not in str(error):
                 raise
         result = function(weights, inputs)  # raises if the module is at fault
         self.refusals.append("channels last")

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from posterity.errors import unknown
 from posterity.model.batch import LABELS, Inputs, map_inputs, num_rows
 from posterity.model.direct import Direct
-from posterity.model.layer_chains import ImageChain, image_chain, linear_chain
+from posterity.model.layer_chains import linear_chain
 from posterity.model.layouts import ImageLayout
+from posterity.model.members import Members
 from posterity.model.module import (
     Turn,
     check_one_kind,
@@ -25,7 +26,6 @@ from posterity.model.module import (
     last_batch_alone,
     made_by,
     named_weights,
-    plain_attention,
     private,
     recurrent_rates,
     say_frozen,
@@ -96,9 +96,9 @@ class Network:
         self._batch_norms = [m for m in self._module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
         written = {id(own) for norm in self._batch_norms for own in norm.buffers(recurse=False)}
         self._running = frozenset(name for name, b in buffers.items() if id(b) in written)
-        self._chain = (linear_chain(self._module) or image_chain(self._module)) if outputs is None else None
-        self._refusals: list[str] = []  # why vmap refuses the module; shared with the copies of this network
+        self._chain = linear_chain(self._module) if outputs is None else None
         self._images = ImageLayout.of(module)
+        self._together = Members(self._module, adapted=outputs is not None)
         self._own = [(table, name, table[name]) for key in self._names for table, name in self._tables(key)]
         self._looked: list[str] = []  # not empty after the check for recomputation; shared with the copies, too
         self._effects: list[SideEffects] = []  # of a call, once found; shared with the copies, too
@@ -205,7 +205,7 @@ class Network:
     @property
     def one_by_one(self) -> bool:
         """Whether members run faster one by one than together: convolutions on a CPU, wide ones on a GPU."""
-        return isinstance(self._chain, ImageChain) and (self.device.type == "cpu" or self._chain.wide)
+        return self._together.convolve and (self.device.type == "cpu" or self._together.wide)
 
     def matching(self, pattern: str) -> tuple[Slice, ...]:
         """The slices of theta that match a shell pattern such as `head.*` by any of the names of a tied weight."""
@@ -321,24 +321,20 @@ class Network:
         stacked = {
             name: b.expand(count, *b.shape) if name in shared & self._running else b for name, b in buffers.items()
         }
-        if chain is not None and chain.takes(inputs, per_member) and not self.one_by_one:
+        if chain is not None and chain.takes(inputs, per_member):
             return self._call(weights, inputs, stacked, train, lambda rows: chain.run(rows, count, per_member))
-        if self._refusals or self.one_by_one:
+
+        def loop() -> tuple[Tensor, Buffers]:
             return self._loop(weights, inputs, stacked, per_member, train)
-        together = torch.func.vmap(
-            lambda w, x, b: self._call(w, x, b, train),
-            in_dims=(0, 0 if per_member else None, {n: None if n in shared - self._running else 0 for n in stacked}),
-            randomness="same" if self._dropping else "error",
-        )
-        try:
-            with plain_attention():
-                return together(tuple(weights), inputs, stacked)
-        except (RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            looped = self._loop(weights, inputs, stacked, per_member, train)  # raises if the module is at fault
-            self._refusals.append(reason)
-            logger.warning("members run one after the other because vmap refused this module: %s", reason)
-            return looped
+
+        if self.one_by_one:
+            return loop()
+
+        def call(w: Weights, x: Inputs, b: Buffers, function: Function | None = None) -> tuple[Tensor, Buffers]:
+            return self._call(w, x, b, train, function)
+
+        kind = shared - self._running, per_member, bool(self._dropping)
+        return self._together.run(call, loop, weights, inputs, stacked, *kind)
 
     def direct(self, inputs: Inputs) -> Direct | None:
         """The chain of linear layers that takes such rows without autograd's graph, once a first call was looked at."""

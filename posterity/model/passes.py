@@ -104,6 +104,13 @@ class CompiledModule:
             "derivatives it runs as it was before torch.compile"
         )
 
+    @classmethod
+    def whole(cls, private: nn.Module) -> "CompiledModule":
+        """The private copy as torch.compile makes it, at its first call for each shape of inputs."""
+        own = cls()
+        own._call = torch.compile(private, dynamic=False)
+        return own
+
     def __bool__(self) -> bool:
         return self._call is not None
 
@@ -119,6 +126,10 @@ class CompiledModule:
         if self._call is None or (torch.is_grad_enabled() and not first_order):
             return None
         outer: Any = torch._C._functorch.peek_interpreter_stack()  # pyright: ignore[reportAttributeAccessIssue]
-        modes: Any = _get_current_function_mode_stack
-        seen = [mode for mode in modes() if not isinstance(mode, DeviceContext)]
-        return self._call if outer is None and not seen and not torch._C._len_torch_dispatch_stack() else None
+        return self._call if outer is None and unobserved() and not torch._C._len_torch_dispatch_stack() else None
+
+
+def unobserved() -> bool:
+    """Return whether no mode sees the functions of torch that are called, but for that of a default device."""
+    modes: Any = _get_current_function_mode_stack
+    return all(isinstance(mode, DeviceContext) for mode in modes())

@@ -57,6 +57,20 @@ class IVON(torch.optim.Optimizer):
     draw: mean and Hessian move as in one process with the whole batch. Nothing else is exchanged, so `sync` must be
     False.
 
+    **CUDA graphs**: with `capturable` a context and its `step` may be recorded as a CUDA graph and replayed:
+
+        opt = IVON(net.parameters(), lr=torch.tensor(0.1, device="cuda"), ess=50_000, capturable=True)
+        ...  # some steps on a side stream, as torch.cuda.graph needs them
+        for generator in opt.generators:
+            graph.register_generator_state(generator)
+        with torch.cuda.graph(graph):
+            with opt.sampled_params(train=True): ...
+            opt.step()
+
+    Counts of steps are tensors then, and so is an `lr` that a scheduler is to change; other settings stay as recorded.
+    The noise comes from `generators`, one for each group: not the plain form's numbers, but as reproducible, and part
+    of the `state_dict`. Load a state before recording, since a graph keeps to its memory. A GradScaler is refused.
+
     **Limit**: a local optimum of the ELBO of a factorised Gaussian, in a run that is long for b2: hess_init is left to
     b2^t after t steps, or (4000 / (4000 + t))^4 by default. The noise of h^ is large; hence b2 near 1, and
     `ess` above num_data (a colder posterior) or a larger `hess_init` where training is unstable.
@@ -87,7 +101,7 @@ class IVON(torch.optim.Optimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float,
+        lr: float | Tensor,
         ess: float,
         hess_init: float | None = None,
         beta1: float = 0.9,
@@ -101,6 +115,7 @@ class IVON(torch.optim.Optimizer):
         rescale_lr: bool = True,
         *,
         seed: int = 0,
+        capturable: bool = False,
     ) -> None:
         """Take parameters or parameter groups; every setting may differ by group."""
         if sync:
@@ -111,14 +126,20 @@ class IVON(torch.optim.Optimizer):
         rates = {"lr": lr, "ess": ess, "hess_init": hess_init, "beta1": beta1, "beta2": beta2}
         estimate = {"weight_decay": weight_decay, "mc_samples": mc_samples, "hess_approx": hess_approx}
         options = {"clip_radius": clip_radius, "debias": debias, "rescale_lr": rescale_lr, "seed": seed}
-        super().__init__(params, {**rates, **estimate, **options, "step": 0, "predictions": 0})
+        counts = {"capturable": capturable, "step": 0, "predictions": 0}
+        self._generators: dict[int, torch.Generator] = {}  # of capturable groups
+        super().__init__(params, {**rates, **estimate, **options, **counts})
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
-        return dict(super().__getstate__())
+        state = dict(super().__getstate__())
+        return {**state, "param_groups": self._with_noise(state["param_groups"])}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("capturable", False)
+        self._generators = {}
         self._forget_layout()
 
     def _forget_layout(self) -> None:
@@ -167,16 +188,49 @@ class IVON(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _draw(self, train: bool) -> None:
-        """Move all weights by noise that depends on the seed, the step and the sample's number alone."""
+        """Move all weights by noise that depends on the seed, the step and the sample's number alone.
+
+        In capturable groups it depends on the number of all samples so far.
+        """
         self._lay_out()
         for index, (group, slabs) in enumerate(zip(self.param_groups, self._slabs, strict=True)):
+            if train and group["capturable"]:
+                for slab in slabs:
+                    slab.draw(self._generator(index), group["ess"])
+                continue
             if train:
                 label = f"step {group['step']} sample {self._count}"
             else:
                 label = f"prediction {group['predictions']}"
                 group["predictions"] += 1
             for number, slab in enumerate(slabs):
-                slab.draw(Key(group["seed"]).fold(f"{label} group {index} {number}"), group["ess"])
+                key = Key(group["seed"]).fold(f"{label} group {index} {number}")
+                slab.draw(key.generator(slab.noise.device), group["ess"])
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """The generators of the noise of capturable groups, which a CUDA graph must register to record a step."""
+        self._settle()
+        return [self._generator(index) for index, group in enumerate(self.param_groups) if group["capturable"]]
+
+    def _generator(self, index: int) -> torch.Generator:
+        """Return the generator of a capturable group, which begins by seed and step, or at the state that was saved."""
+        group = self.param_groups[index]
+        device = group["step"].device
+        if index not in self._generators or self._generators[index].device != device:
+            key = Key(group["seed"]).fold(f"recorded from step {int(group['step'])} group {index}")
+            generator = self._generators[index] = key.generator(device)
+            saved = group.pop("noise", None)
+            if saved is not None and len(saved) == len(generator.get_state()):  # else it is of another device
+                generator.set_state(saved.cpu())
+        return self._generators[index]
+
+    def _with_noise(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the parameter groups, capturable ones with the state of their generator."""
+        return [
+            {**group, "noise": self._generator(index).get_state()} if group["capturable"] else group
+            for index, group in enumerate(groups)
+        ]
 
     @torch.no_grad()
     def _collect(self) -> None:
@@ -227,6 +281,11 @@ class IVON(torch.optim.Optimizer):
         found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         if found_inf is None:
             return 1.0
+        if any(group["capturable"] for group in self.param_groups):
+            raise RuntimeError(
+                "IVON: a GradScaler needs capturable=False, since it must read whether gradients are finite. Use "
+                "torch.autocast with bfloat16, which needs no GradScaler."
+            )
         if scale is None and self._count > 1:
             raise RuntimeError(
                 "IVON: GradScaler.unscale_ has seen the last of several samples alone. Leave it out, or sample once."
@@ -245,20 +304,23 @@ class IVON(torch.optim.Optimizer):
                 "optimizer.zero_grad() before it rather than model.zero_grad() after it."
             )
         for group, slabs in zip(self.param_groups, self._slabs, strict=True):
-            if group["hess_init"] is None and group["step"] == 0:
+            if group["hess_init"] is None and not all(slab.begun for slab in slabs):
                 known = [slab.gradient_squares(self._count, scale) for slab in slabs]
-                hessian = math.sqrt(sum(squares for squares, _ in known) / max(1, sum(number for _, number in known)))
+                squares = torch.stack([part.to(known[0][0].device) for part, _ in known]).sum()
+                hessian = (squares / max(1, sum(number for _, number in known))).sqrt().clamp(min=1.0)
                 for slab in slabs:
-                    slab.begin(max(1.0, hessian), group["hess_approx"] == "gradsq")
+                    slab.begin(hessian, group["hess_approx"] == "gradsq")
             group["step"] += 1
             settings = step_settings(group)
             for slab in slabs:
                 slab.update(settings, self._count, scale)
+                slab.begun = True
 
     def _warn_of_first_precisions(self) -> None:
         """Log a warning where hess_init still makes up more than a tenth of a Hessian, or the means still jump."""
         for group in self.param_groups:
-            steps, share = group["step"], first_share(group["beta2"], group["step"])
+            steps = int(group["step"])
+            share = first_share(group["beta2"], steps)
             if share > _MEMORY:
                 enough = next(2**power for power in range(40) if first_share(group["beta2"], 2**power) <= _MEMORY)
                 logger.warning(
@@ -272,7 +334,7 @@ class IVON(torch.optim.Optimizer):
                     _MEMORY ** (4.0 / max(1, steps)),
                 )
                 return
-        jump = math.sqrt(0.5 * max(step_settings(group).lr for group in self.param_groups))
+        jump = math.sqrt(0.5 * max(float(step_settings(group).lr) for group in self.param_groups))
         if jump > _JUMP:
             logger.warning(
                 "IVON.posterior: at the present lr the means still jump by some %.2g standard deviations. Let lr fall "
@@ -290,6 +352,11 @@ class IVON(torch.optim.Optimizer):
     @torch.no_grad()
     def _lay_out(self) -> None:
         """Make flat vectors for the parameters as they are now, with their state so far."""
+        if _recording():
+            if not all(group["capturable"] for group in self.param_groups):
+                raise RuntimeError("IVON: a step in a CUDA graph needs IVON(..., capturable=True). Got False.")
+            if not self._slabs or not all(slab.begun for slab in self._all()):
+                raise RuntimeError("IVON: take a step before recording one, which keeps to the memory of that step.")
         if len(self._slabs) != len(self.param_groups) or not all(slab.fits for slab in self._all()):
             if self._count:
                 raise RuntimeError("IVON: a parameter has changed its device or dtype between sample and step.")
@@ -303,9 +370,17 @@ class IVON(torch.optim.Optimizer):
         kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for p in group["params"]:
             kinds.setdefault((p.device, p.dtype), []).append(p)
+        steps = int(group["step"])
+        if group["capturable"]:
+            devices = sorted({str(device) for device, _ in kinds})
+            if len(devices) != 1:
+                raise ValueError(f"IVON: a capturable group must have parameters on one device. Got {devices}.")
+            group["step"] = torch.full((), steps, dtype=torch.float64, device=devices[0])
+            if isinstance(group["lr"], Tensor):
+                group["lr"] = group["lr"].to(devices[0])
         slabs = []
         for parameters in kinds.values():
-            slab = Slab(parameters, group["hess_init"] or 1.0, group["weight_decay"])
+            slab = Slab(parameters, group["hess_init"] or 1.0, group["weight_decay"], steps > 0)
             slab.load([self.state[p] for p in parameters])
             for p, curvature, momentum in zip(parameters, slab.curvatures, slab.momenta, strict=True):
                 self.state[p] = {"curvature": curvature, "momentum": momentum}
@@ -315,7 +390,8 @@ class IVON(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch does: "curvature" (h + weight_decay) and "momentum" for each parameter."""
         self._settle()
-        return super().state_dict()
+        state = super().state_dict()
+        return {**state, "param_groups": self._with_noise(state["param_groups"])}
 
     def _settle(self) -> None:
         """Between steps, bring the curvature to the group's weight decay, with which it will be read."""
@@ -325,7 +401,8 @@ class IVON(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a saved state, bit for bit where the weights are restored too; unused samples are dropped."""
         self._refuse_inside("load_state_dict")
-        wanted = [name for name in self.defaults if name != "differentiable"]  # which torch adds to them on loading
+        # "differentiable" is added by torch on loading, and "capturable" does not belong to the state.
+        wanted = [name for name in self.defaults if name not in ("differentiable", "capturable")]
         missing = [name for group in state_dict["param_groups"] for name in wanted if name not in group]
         if missing:
             raise ValueError(f"IVON.load_state_dict: the state must be IVON's. Got one without {missing[0]!r}.")
@@ -333,8 +410,17 @@ class IVON(torch.optim.Optimizer):
         for saved in (state_dict["state"].get(name, {}) for name in names):
             if saved and {*saved} != {"curvature", "momentum"}:
                 raise ValueError(f"IVON.load_state_dict: the state must be IVON's. Got one with {[*saved]}.")
+        forms = [(group["capturable"], group["lr"]) for group in self.param_groups]
         super().load_state_dict(state_dict)
+        self._generators = {}
         self._forget_layout()
+        for group, (capturable, lr) in zip(self.param_groups, forms, strict=True):
+            rate, noise = float(group["lr"]), group.pop("noise", None)
+            group.update(capturable=capturable, step=int(group["step"]), lr=rate)
+            if capturable:
+                group["noise"] = noise
+            if isinstance(lr, Tensor):
+                group["lr"] = lr.fill_(rate)
         parameters = [p for group in self.param_groups for p in group["params"]]
         for name, p in zip(names, parameters, strict=True):
             if name in state_dict["state"]:  # as saved: torch casts it to the parameter's dtype
@@ -356,3 +442,8 @@ class IVON(torch.optim.Optimizer):
         self._lay_out()
         pairs = ((group["ess"], p) for group in self.param_groups for p in group["params"])
         return gaussian(joint, module, {p: ess * self.state[p]["curvature"].double() for ess, p in pairs})
+
+
+def _recording() -> bool:
+    """Return whether work on the current device goes into a CUDA graph."""
+    return bool(torch.cuda.is_initialized()) and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from posterity.errors import fraction, positive, positive_whole, shown
-from posterity.numerics.random import Key
 
 # Entries of each vector per chunk on a CPU: five such chunks stay in the last-level cache from pass to pass, and
 # smaller ones would cost more in calls than a nearer cache saves.
@@ -82,13 +81,13 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class Settings(NamedTuple):
-    """Settings of one step."""
+    """Settings of one step; those made of a tensor, as a learning rate or a count of steps may be, are tensors ()."""
 
-    lr: float  # the whole factor of the mean's step
+    lr: float | Tensor  # the whole factor of the mean's step
     beta1: float
-    beta2: float
+    beta2: float | Tensor
     ess: float
-    correction: float  # 1 - beta1^t, for a momentum that starts at zero
+    correction: float | Tensor  # 1 - beta1^t, for a momentum that starts at zero
     radius: float
     squares: bool  # whether the Hessian is estimated by squared gradients
 
@@ -107,13 +106,16 @@ def step_settings(group: dict[str, Any]) -> Settings:
     )
 
 
-def beta2_at(given: float | None, step: int) -> float:
+def beta2_at(given: float | None, step: int | Tensor) -> float | Tensor:
     """Return beta2 in this step, counted from 0: as given, else 1 - 4 / (4000 + step), and 0.99999 at most.
 
     >>> [round(beta2_at(None, step), 5) for step in (0, 4000, 10**6)]
     [0.999, 0.9995, 0.99999]
     """
-    return 1.0 - max(_SLOW, _POWER / (_DELAY + step)) if given is None else given
+    if given is not None:
+        return given
+    rate = _POWER / (_DELAY + step)
+    return 1.0 - (rate.clamp(min=_SLOW) if isinstance(rate, Tensor) else max(_SLOW, rate))
 
 
 def first_share(given: float | None, steps: int) -> float:
@@ -153,9 +155,9 @@ class Slab:
     parameters is kept in float32, where small updates do not get lost.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], hess_init: float, decay: float) -> None:
-        """Make the state before the first step, for parameters of one device and dtype."""
-        first, self.parameters, self.decay = parameters[0], list(parameters), decay
+    def __init__(self, parameters: Sequence[Tensor], hess_init: float, decay: float, begun: bool) -> None:
+        """Make the first state for parameters of one device and dtype; `begun` says whether steps were taken before."""
+        first, self.parameters, self.decay, self.begun = parameters[0], list(parameters), decay, begun
         self.kind = [(p.device, p.dtype, p.shape) for p in parameters]
         dtype = torch.float32 if first.dtype in _HALF else first.dtype
         size = sum(p.numel() for p in parameters)
@@ -192,11 +194,11 @@ class Slab:
             torch.rsqrt(self.curvature, out=self.scale)
             self.decay = decay
 
-    def draw(self, key: Key, ess: float) -> None:
+    def draw(self, generator: torch.Generator, ess: float) -> None:
         """Store the means, and move the trainable parameters by noise of variance 1 / (ess curvature)."""
         self.sampled = [index for index, p in enumerate(self.parameters) if p.requires_grad]
         torch._foreach_copy_(self.means, self.parameters)
-        self.noise.normal_(0.0, ess**-0.5, generator=key.generator(self.noise.device))
+        self.noise.normal_(0.0, ess**-0.5, generator=generator)
         self.moved = self.sampled
         if self.moved:
             noises, scales = _pick(self.moved, self.noises), _pick(self.moved, self.scales)
@@ -236,17 +238,19 @@ class Slab:
         """Drop the samples since the last step."""
         self.sampled, self.sums, self.seen = [], None, set()
 
-    def gradient_squares(self, count: int, scale: float) -> tuple[float, int]:
-        """Return the sum of squares of the gradients of the next step, and their number."""
+    def gradient_squares(self, count: int, scale: float) -> tuple[Tensor, int]:
+        """Return the sum of squares of the gradients of the next step, (), and their number."""
         indices = self.with_gradient() if self.sums is None else sorted(self.seen)
         known = self._gradients(indices) if self.sums is None else _pick(indices, _views(self.sums[0], self.parameters))
-        squares = sum(float(gradient.double().square().sum()) for gradient in known)
+        squares = self.curvature.new_zeros((), dtype=torch.float64)
+        for gradient in known:
+            squares += gradient.double().square().sum()
         return squares / (count * scale) ** 2, sum(gradient.numel() for gradient in known)
 
-    def begin(self, hessian: float, squares: bool) -> None:
-        """Start from this Hessian instead, before the first step; products with the noise of the samples follow."""
+    def begin(self, hessian: Tensor, squares: bool) -> None:
+        """Start from this Hessian () instead, before the first step; products with the noise of the samples follow."""
         before = self.scale.clone()
-        self.curvature.fill_(hessian + self.decay)
+        self.curvature.fill_(hessian.to(self.curvature.device) + self.decay)
         torch.rsqrt(self.curvature, out=self.scale)
         if self.sums is None or not squares:
             products = self.noise if self.sums is None else self.sums[1]
@@ -282,10 +286,15 @@ class Slab:
                 weight=settings.ess,
                 rate=1.0 - settings.beta2,
                 pull_factor=self.decay * settings.correction,
-                radius=settings.radius * settings.correction,
+                radius=settings.radius if settings.radius == math.inf else settings.radius * settings.correction,
             )
         parameters, changes = _pick(indices, self.parameters), _pick(indices, self.noises)
-        torch._foreach_add_(parameters, changes, alpha=-settings.lr / settings.correction)
+        factor = -settings.lr / settings.correction
+        if isinstance(factor, Tensor):
+            self.noise.mul_(factor)
+            torch._foreach_add_(parameters, changes)
+        else:
+            torch._foreach_add_(parameters, changes, alpha=factor)
 
     def _gradients(self, indices: Iterable[int]) -> list[Tensor]:
         """The gradients of these parameters, in the dtype of the state."""

@@ -271,7 +271,7 @@ def test_on_a_cpu_nothing_is_recorded() -> None:
 
 def test_other_words_are_refused() -> None:
     joint = po.Joint(MLP([2, 3]), po.likelihoods.Categorical(), po.priors.Normal(1.0), num_data=96)
-    with pytest.raises(ValueError, match="accelerate must be 'auto' or 'off'"):
+    with pytest.raises(ValueError, match="accelerate must be 'auto', 'fastest' or 'off'"):
         po.infer(METHODS["map"], joint, rows("cpu"), accelerate="always")  # type: ignore[arg-type]
 
 

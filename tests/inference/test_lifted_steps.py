@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from recordable import NothingRead
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import posterity as po
 from posterity.inference import Method
@@ -20,25 +20,11 @@ from posterity.storage import clone, leaves, mapped
 from tests.inference.test_accelerate import DROPPING, METHODS, dropping, norms, rows
 
 STEPS = 13
-READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "equal", "_unique2", "unique_dim")
 CASES: dict[str, tuple[Method, Callable[[], nn.Module]]] = {
     **{name: (method, lambda: MLP([2, 16, 3])) for name, method in METHODS.items() if not name.startswith("sg")},
     **{name: (method, lambda drop=drop: dropping(drop)) for name, (method, drop) in DROPPING.items()},  # type: ignore[misc]
     **{f"{name}, norms": (METHODS[name], norms) for name in ("natural gradient", "low rank", "swag")},
 }
-
-
-class NothingRead(TorchDispatchMode):
-    """Raises where a step reads a number of a tensor, or makes a tensor whose shape depends on numbers."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        masks = name in ("index", "index_put", "index_put_") and any(
-            isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]
-        )
-        if name in READS or masks:
-            raise RuntimeError(f"a step reads numbers by {name}")
-        return func(*args, **(kwargs or {}))
 
 
 def problem(module: nn.Module, **settings: Any) -> po.Joint:
