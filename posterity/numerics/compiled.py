@@ -247,12 +247,14 @@ def _compiled(
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler warns about the user's settings of torch
         graph, own, constants, shape = _traced(function, arguments, tensors)
-        # A kind fixes shapes and strides: to assert them takes a tenth of the time.
-        options = {"config_patches": {"size_asserts": False, "alignment_asserts": False}}
+        # A kind fixes shapes and strides: to assert them takes a tenth of the time. The compiler would test what the CPU
+        # can do with six programs, which take some seconds; torch has found it out already.
+        vectors = True if torch.backends.cpu.get_cpu_capability() == "AVX512" else None
+        patches = {"size_asserts": False, "alignment_asserts": False, "cpp.vec_isa_ok": vectors}
         # Machine code of the same graph is found again on the disk.
         shapes: Any = "from_example_inputs"  # nor are they to be looked up in each call
         code: Callable[..., Any] = inductor.standalone_compile(
-            graph, [*own, *constants], dynamic_shapes=shapes, options=options
+            graph, [*own, *constants], dynamic_shapes=shapes, options={"config_patches": patches}
         )
         code(*own, *constants)  # the first call completes the compilation
     return (lambda *given: code(*given, *constants)), shape
