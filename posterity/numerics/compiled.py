@@ -247,8 +247,8 @@ def _compiled(
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler warns about the user's settings of torch
         graph, own, constants, shape = _traced(function, arguments, tensors)
-        # A kind fixes shapes and strides: to assert them takes a tenth of the time. The compiler would test what the CPU
-        # can do with six programs, which take some seconds; torch has found it out already.
+        # A kind fixes shapes and strides: to assert them takes a tenth of the time. The compiler would test what the
+        # CPU can do with six programs, which take some seconds; torch has found it out already.
         vectors = True if torch.backends.cpu.get_cpu_capability() == "AVX512" else None
         patches = {"size_asserts": False, "alignment_asserts": False, "cpp.vec_isa_ok": vectors}
         # Machine code of the same graph is found again on the disk.
