@@ -112,10 +112,18 @@ class Potential:
             table[kind] = Compiled(work, held=own, fused=_OWN.effort == "compiled")
         return table[kind](self._tensors, *arguments) if own else table[kind](*arguments)
 
+    def run_light(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return `function(*arguments)`, some tens of operations: on a CPU they take less time than to compile them."""
+        return self.run(function, *arguments) if self._on_cuda else function(*arguments)
+
     def lasting(self, result: T) -> T:
         """Return a result of `run` that the next call does not overwrite, as recordings on CUDA do."""
+        return clone(result) if self._on_cuda else result
+
+    @property
+    def _on_cuda(self) -> bool:
         problem = self._joint()
-        return clone(result) if problem is None or problem.device.type == "cuda" else result
+        return problem is None or problem.device.type == "cuda"
 
     def doubt(self) -> None:
         """Compare compiled work with the problem again at its next calls."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -94,42 +95,36 @@ def grown(
         points.append(end)
         momenta.append(momentum)
         totals.append(totals[-1] + momentum)
+    each, sums = torch.stack(momenta), torch.stack(totals)  # (K, C, P), and one more: few operations on all points
     # A point of infinite density is drawn, so that the run stops there.
-    gaps = [
-        finite_ratio(log_joint(point.value, own) - level).clamp(max=INFINITE)
-        for point, own in zip(points, momenta, strict=True)
-    ]
-    log_new = torch.stack(gaps).logsumexp(0)
+    gaps = finite_ratio(log_joint(torch.stack([point.value for point in points]), each) - level).clamp(max=INFINITE)
+    log_new = gaps.logsumexp(0)
     log_weight = torch.logaddexp(branch.log_weight, log_new)
     take = noise[1] < log_new - log_weight
+    spans = [2**power for power in range(1, steps.bit_length())]
+    turned = [turns(each[::span], each[span - 1 :: span], sums[span::span] - sums[:-1:span]) for span in spans]
+    lost, accepted = gaps < -DIVERGENCE, gaps.clamp(max=0.0).exp()
     sound, accept, leapfrogs, divergent = branch.sound, branch.accept, branch.leapfrogs, branch.divergent
-    for index, gap in enumerate(gaps):
-        lost = gap < -DIVERGENCE
-        divergent = divergent | (sound & lost)
-        accept = accept + torch.where(sound, gap.clamp(max=0.0).exp(), 0.0)
+    for index in range(steps):
+        divergent = divergent | (sound & lost[index])
+        accept = accept + torch.where(sound, accepted[index], 0.0)
         leapfrogs = leapfrogs + sound
-        sound = sound & ~lost
-        span = 2
-        while (index + 1) % span == 0:
-            first = index + 1 - span
-            sound = sound & ~turns(momenta[first], momenta[index], totals[index + 1] - totals[first])
-            span *= 2
+        sound = sound & ~lost[index]
+        for span, has_turned in zip(spans, turned, strict=True):
+            if (index + 1) % span == 0:
+                sound = sound & ~has_turned[index // span]
     drawn = chosen(take, _picked(points, gaps, noise[0]), branch.drawn)
     whole = Branch(end, momentum, drawn, totals[-1], log_weight, sound, accept, leapfrogs, divergent)
     return whole, momenta[0]
 
 
-def _picked(points: Sequence[Place], log_weights: Sequence[Tensor], log_uniform: Tensor) -> Place:
-    """Draw one of several points for each chain, in proportion to weights given by their logs (C,)."""
-    most = torch.stack(list(log_weights)).amax(0).clamp(min=-2.0 * DIVERGENCE)
-    shares = [(log_weight - most).exp() for log_weight in log_weights]
-    wanted = log_uniform.exp() * sum(shares)
-    picked, so_far, done = points[-1], torch.zeros_like(most), torch.zeros_like(most, dtype=torch.bool)
-    for point, share in zip(points[:-1], shares[:-1], strict=True):
-        so_far = so_far + share
-        now = (wanted < so_far) & ~done  # never a point of zero weight, also where the uniform number is 0
-        picked = chosen(now, point, picked)
-        done = done | now
+def _picked(points: Sequence[Place], log_weights: Tensor, log_uniform: Tensor) -> Place:
+    """Draw one of K points for each chain, in proportion to weights given by their logs (K, C)."""
+    shares = (log_weights - log_weights.amax(0).clamp(min=-2.0 * DIVERGENCE)).exp()
+    so_far = list(accumulate(shares.unbind(0)))
+    wanted, picked = log_uniform.exp() * so_far[-1], points[-1]
+    for point, limit in zip(reversed(points[:-1]), reversed(so_far[:-1]), strict=True):
+        picked = chosen(wanted < limit, point, picked)  # never a point of zero weight, also where the number is 0
     return picked
 
 

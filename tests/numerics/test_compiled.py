@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posterity.numerics import Key
-from posterity.numerics.compiled import LOOKS, Compiled, _alike
+from posterity.numerics.compiled import LOOKS, Compiled, _alike, _traced
 
 pytestmark = pytest.mark.cpu
 FLOAT64 = torch.float64
@@ -163,3 +163,21 @@ def test_decisions_that_rounding_turns_are_no_difference():
     broken = torch.tensor([torch.nan, torch.inf, 1.0])
     assert _alike((broken,), (broken.clone(),))
     assert _alike((torch.zeros(0, 3),), (torch.zeros(0, 3),))
+
+
+def test_tanh_of_machine_code_is_that_of_float32():
+    wide = torch.logspace(-37, 2, 20000)
+    x = torch.cat([wide, -wide, torch.linspace(-1.0, 1.0, 20001), torch.tensor([torch.inf, -torch.inf, torch.nan])])
+    graph, *_ = _traced(torch.tanh, (x,), [x])
+    assert torch.ops.aten.tanh.default not in {node.target for node in graph.graph.nodes}
+    (result,) = graph(x)
+    exact = x.double().tanh()
+    assert bool(((result - exact).abs() <= 3e-7 * exact.abs())[:-1].all())
+    assert bool(result[-1].isnan())
+
+
+@pytest.mark.parametrize(("dtype", "shorter"), [(FLOAT64, False), (torch.float32, True)])
+def test_tanh_of_other_dtypes_and_of_recordings_is_left_as_it_is(dtype, shorter):
+    x = draws(5).to(dtype)
+    graph, *_ = _traced(torch.tanh, (x,), [x], shorter=shorter)
+    assert torch.equal(graph(x)[0], torch.tanh(x))

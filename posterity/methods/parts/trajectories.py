@@ -86,17 +86,15 @@ class Trajectories(Sampler):
         step_size = torch.minimum(tuning.step_size, time / steps)
         origin = place._replace(position=torch.zeros_like(place.position))
         work, reached = (place.position, tuning.scale, step_size), (origin, velocity, torch.zeros_like(place.value))
-        *others, last = pieces(steps)
-        for piece in others:
+        for piece in pieces(steps):
             reached = target.run(_carried, target, kind, *work, *reached, piece)
-        energy, gradients = type(self).energy, self.gradients * steps
-        ended = target.run(_ended, target, kind, energy, *work, *reached, origin, velocity, coins[0], last)
-        after, move, end, last_velocity = target.lasting(ended)
-        move = move._replace(leapfrogs=torch.full_like(move.accept, gradients))
+        decided = target.run_light(_decided, type(self).energy, *reached, origin, velocity, coins[0])
+        after, move, end, last_velocity = target.lasting(decided)
+        move = move._replace(leapfrogs=torch.full_like(move.accept, self.gradients * steps))
         if state.adaptation and self.length is None:
             sizes = tuning.step_size, tuning.scale, there(tuning.length)
             moved = state.draw.theta, sizes, end, last_velocity, share * move.accept
-            known = target.lasting(target.run(_searched, _search(state, tuning), *moved, self.max_steps))
+            known = target.lasting(target.run_light(_searched, _search(state, tuning), *moved, self.max_steps))
             state = state._replace(adaptation={**state.adaptation, "length": known._asdict()})
         return after, move, state
 
@@ -191,23 +189,10 @@ def _carried(
     return end, velocity, gain + more
 
 
-def _ended(
-    target: Potential,
-    integrator: Integrator,
-    energy: Energy,
-    start: Tensor,
-    scale: Tensor,
-    step_size: Tensor,
-    place: Place,
-    velocity: Tensor,
-    gain: Tensor,
-    origin: Place,
-    first: Tensor,
-    uniform: Tensor,
-    steps: int,
+def _decided(
+    energy: Energy, end: Place, last: Tensor, gain: Tensor, origin: Place, first: Tensor, uniform: Tensor
 ) -> tuple[Place, Move, Tensor, Tensor]:
-    """Take the last steps of a trajectory and decide; also returns the move proposed, and the last velocity."""
-    end, last, gain = _carried(target, integrator, start, scale, step_size, place, velocity, gain, steps)
+    """Decide where a trajectory leads; also returns the move proposed, and the last velocity."""
     log_ratio = end.value - origin.value + gain
     after, accept = accepted(end, origin, log_ratio, uniform.log())
     divergent, none = finite_ratio(log_ratio) < -DIVERGENCE, torch.zeros_like(accept)
