@@ -25,6 +25,7 @@ from posterity.estimators.candidates import (
     warp_of,
 )
 from posterity.estimators.densities import Calibration, Density, Pool, Scale, Shape, rounding
+from posterity.estimators.encoding import as_array
 from posterity.estimators.gaussian_process import Moments
 from posterity.estimators.trials import Trials, failure_message, finals, run_trials
 from posterity.evidence.stacking import stacked
@@ -196,7 +197,7 @@ def fit_automatic(
     positive("fit_automatic: seconds", seconds)
     rows, kept = _rows(inputs, targets, task, classes, weights, device)
     key, begin, count = Key(seed), time.time(), len(rows.inputs)
-    by = {"groups": groups, "times": times}
+    by = {"groups": as_array(groups, "groups"), "times": as_array(times, "times")}
     chosen = {name: np.asarray(given)[kept.numpy()] for name, given in by.items() if given is not None}
     plan = make_plan(count, rows.inputs.shape[1], rows.outputs, seconds, dependent=bool(chosen))
     if count < FEWEST:

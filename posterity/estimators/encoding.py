@@ -104,13 +104,13 @@ def as_rows(X: Any) -> Any:
             raise BadData(f"X has two columns of the same name {shown(twice[0])}. Give every column its own.")
         return X
     if isinstance(X, Tensor):
-        X = _array(X, "X")
+        X = as_array(X, "X")
     return checked(X, dtype=None, ensure_all_finite=False, input_name="X")
 
 
 def as_targets(y: Any) -> Any:
     """Return the targets of a regression, (N,) or (N, T) in float64; raise BadData unless they are finite numbers."""
-    array = checked(_array(y, "y"), dtype=None, ensure_2d=False, input_name="y", ensure_all_finite=False)
+    array = checked(as_array(y, "y"), dtype=None, ensure_2d=False, input_name="y", ensure_all_finite=False)
     text = next((value for value in array.flat if isinstance(value, str)), None) if array.dtype.kind in "OU" else None
     if text is not None:
         raise BadData(
@@ -127,7 +127,7 @@ def as_labels(y: Any) -> Any:
     from sklearn.utils import column_or_1d
     from sklearn.utils.multiclass import check_classification_targets
 
-    labels = column_or_1d(_array(y, "y"), warn=True)
+    labels = column_or_1d(as_array(y, "y"), warn=True)
     missing = [row for row, label in enumerate(labels.tolist()) if label is None or label != label]
     if missing:
         raise BadData(f"y must have a label in every row. Got none in row {missing[0]}: input contains NaN. Drop it.")
@@ -142,7 +142,7 @@ def as_weights(sample_weight: Any, count: int) -> Any:
     if sample_weight is None:
         return np.ones(count)
     try:
-        weights = np.asarray(_array(sample_weight, "sample_weight"), dtype=np.float64)
+        weights = np.asarray(as_array(sample_weight, "sample_weight"), dtype=np.float64)
     except (TypeError, ValueError):
         raise BadData(f"sample_weight must have one number for each row. Got {shown(sample_weight)}.") from None
     if weights.ndim == 0:
@@ -175,7 +175,7 @@ def moments(values: Any, weights: Any) -> tuple[tuple[float, ...], tuple[float, 
     return tuple((mean * unit).tolist()), tuple(np.where(scale > 0, scale, 1.0).tolist())
 
 
-def _array(value: Any, name: str) -> Any:
+def as_array(value: Any, name: str) -> Any:
     """Convert tensors, Series and frames to NumPy arrays; return other values unchanged."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from posterity.errors import BadData, BadFolder, positive, positive_whole, shown, unknown
 from posterity.estimators import folders
 from posterity.estimators.automatic import Stacked, fit_automatic
-from posterity.estimators.encoding import Encoding, as_rows, as_weights
+from posterity.estimators.encoding import Encoding, as_array, as_rows, as_weights
 from posterity.estimators.stages import HIDDEN, Fit, Rows, make_module
 from posterity.inference import Method
 from posterity.inference.folds import folds as folds_of
@@ -135,7 +135,8 @@ class BayesianEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-lea
             delattr(self, name)
         self.seed_ = as_key(self.random_state).seed
         rows, targets = self._read(X, y, reset=True)
-        weights, given = as_weights(sample_weight, len(targets)), {"groups": groups, "times": times}
+        weights = as_weights(sample_weight, len(targets))
+        given = {name: as_array(values, name) for name, values in (("groups", groups), ("times", times))}
         for name, values in given.items():
             if values is not None and np.shape(values)[:1] != (len(targets),):
                 raise ValueError(f"fit: {name} must have a value for each of {len(targets)} rows. Got {shown(values)}.")

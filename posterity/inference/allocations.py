@@ -90,7 +90,7 @@ def gradient_bytes(joint: Problem, data: Data, rows: int | None, members: int | 
     joint = replace(joint.member(0).alone)  # another object, whose caches hold nothing for the run
     network, first = joint.network, data.first().member(0)
     count = min(data.num_data, data.num_data if rows is None else rows, network.passes.micro_batch or data.num_data)
-    batch = joint.check(first.map(lambda t: t[torch.arange(max(FEW)) % first.size].to(joint.device)))
+    batch = joint.check(first.map(lambda t: t[torch.arange(max(FEW), device=t.device) % first.size].to(joint.device)))
     together = None if members is None or network.one_by_one else 2
     start = joint.initial()
     theta = start if together is None else start.expand(together, -1)

@@ -301,7 +301,7 @@ def _inverse_root(inner: Tensor) -> tuple[Tensor, Tensor]:
     if inner.is_cuda:
         return _eliminated(inner)
     root, _ = torch.linalg.cholesky_ex(inner)
-    eye = torch.eye(inner.shape[-1], dtype=inner.dtype)
+    eye = torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
     return torch.linalg.solve_triangular(root, eye, upper=False), root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from posterity import penalties as p
 from posterity.inference import Method, infer
+from posterity.inference.allocations import gradient_bytes
 from posterity.likelihoods import Bernoulli, Gaussian, Likelihood, Probit, StudentT
 from posterity.methods import ExpectationPropagation, ProbabilisticBackpropagation
+from posterity.methods.low_rank_gaussian import _inverse_root
 from posterity.model import Compose, Crop, Flip, Joint, as_data
 from posterity.numerics import Key
 from posterity.numerics.compiled import nothing_read
@@ -123,6 +125,12 @@ def of_fourier() -> Any:
     return [found.kappa, found.residual, found.log_alpha(W)], found.explanation
 
 
+def of_memory() -> Any:
+    """Bytes of a gradient at three rows."""
+    rows = as_data((Key(7).normal((3, 3, 4, 4), device="cpu"), torch.zeros(3, 2, device="cpu")))
+    return [], gradient_bytes(Joint(network(), Gaussian(0.3), Normal(1.0), num_data=3), rows, None)
+
+
 def of_fit(method: Method, likelihood: Likelihood, *sizes: int, members: int | None = None) -> Any:
     """Moments, prior scale and predictions of a fit to labels; linear layers of these sizes, ReLUs between them."""
     linear = [nn.Linear(inputs, outputs, dtype=torch.float64, device="cpu") for inputs, outputs in pairwise(sizes)]
@@ -168,6 +176,8 @@ DOORS: dict[str, Callable[[], Any]] = {
     "fourier": of_fourier,
     "pruning": of_pruning,
     "augmentation": of_images,
+    "memory": of_memory,
+    "root of a low-rank part": lambda: (list(_inverse_root(torch.diag_embed(1.0 + W.square()))), None),
     "propagation, probit": lambda: of_fit(ExpectationPropagation(), Probit(), 2, 1),
     "propagation, logistic": lambda: of_fit(ExpectationPropagation(), Bernoulli(), 2, 1),
     "propagation, noise": lambda: of_fit(ExpectationPropagation(), Gaussian(), 2, 1),

@@ -187,7 +187,7 @@ def test_folds_by_group_score_new_groups() -> None:
     by_rows, by_group = (fit_automatic(x, y, "regression", groups=given, seconds=SMALL) for given in (None, groups))
     best = [max(score.log_density for score in model.scores) for model in (by_rows, by_group)]
     assert best[1] < best[0] - 0.3  # a new group is harder
-    ordered = fit_automatic(x[:66], y[:66], "regression", times=list(range(66)), seconds=SMALL)
+    ordered = fit_automatic(x[:66], y[:66], "regression", times=torch.arange(66.0, requires_grad=True), seconds=SMALL)
     assert "60 held-out rows" in ordered.sentence  # the first block is never scored
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from tablerows import Linear, classifier, regressor
 
 from posterity.estimators import BayesianClassifier, BayesianRegressor, Encoding
@@ -94,7 +95,7 @@ def test_groups_and_times_decide_the_folds():
     grouped = regressor("conjugate", conformal="cv+").fit(X, Y, groups=groups)
     assert grouped.conformal_.order == "group"
     assert "new groups" in grouped.guarantee(0.9)
-    timed = regressor("conjugate", conformal="split").fit(X, Y, times=np.arange(ROWS))
+    timed = regressor("conjugate", conformal="split").fit(X, Y, times=torch.arange(float(ROWS), requires_grad=True))
     assert "time order" in timed.guarantee(0.9)
     last = regressor("conjugate").fit(X[: ROWS - timed.conformal_.num_rows], Y[: ROWS - timed.conformal_.num_rows])
     np.testing.assert_allclose(timed.predict(X), last.predict(X))  # the last rows calibrate, the others are fitted

@@ -390,21 +390,21 @@ def test_arviz_gets_names_and_numbers():
     assert set(posterior.data_vars) == set(values) == {"weight", "bias", "likelihood.log_scale"}
     for name, value in values.items():
         assert posterior[name].dims[:2] == ("chain", "draw")
-        assert torch.equal(torch.as_tensor(posterior[name].values), value.cpu())
+        assert torch.equal(torch.as_tensor(posterior[name].values, device="cpu"), value)
     stats = tree["sample_stats"]
     assert set(stats.data_vars) == {
         *("lp", "diverging", "acceptance_rate", "n_steps", "tree_depth", "energy", "step_size", "temperature")
     }
-    assert torch.equal(torch.as_tensor(stats["lp"].values), q.statistics["log_density"])
+    assert torch.equal(torch.as_tensor(stats["lp"].values, device="cpu"), q.statistics["log_density"])
     assert stats["diverging"].dtype == bool
-    assert torch.equal(torch.as_tensor(tree["log_likelihood"]["y"].values), q.log_likelihoods(rows))
+    assert torch.equal(torch.as_tensor(tree["log_likelihood"]["y"].values, device="cpu"), q.log_likelihoods(rows))
 
 
 def test_arviz_gets_constrained_values():
     arviz = pytest.importorskip("arviz")
     q = spread(density())
     tree = q.to_inference_data()
-    assert torch.equal(torch.as_tensor(tree["posterior"]["shares"].values), q.values()["shares"].cpu())
+    assert torch.equal(torch.as_tensor(tree["posterior"]["shares"].values, device="cpu"), q.values()["shares"])
     assert list(arviz.summary(tree, var_names=["scale"]).index) == ["scale"]
     bare = Samples(q.joint, q.theta).to_inference_data()
     assert not hasattr(bare, "sample_stats")
