@@ -103,7 +103,9 @@ class Jacobian(ABC):
     def squares(self) -> Tensor:
         """Sum of J^2 over rows and outputs, (R,)."""
         flat = (part.rows().flatten(0, 1) for _, part in self.chunks(CACHED))
-        return added(torch.einsum("nr,nr->r", rows, rows) for rows in flat)
+        if small_parts(self.device):
+            return added(torch.einsum("nr,nr->r", rows, rows) for rows in flat)
+        return added(torch.linalg.vector_norm(rows, dim=0).square_() for rows in flat)  # which reads them once
 
     def gram(self, out: Tensor | None = None) -> Tensor:
         """Sum of J^T J over rows, (R, R) in float64, added to `out` if given."""

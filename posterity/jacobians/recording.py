@@ -392,7 +392,7 @@ class Fixed(torch.autograd.Function):
         return function(source)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         """Multiply by the scale."""
         (scale,) = ctx.saved_tensors
         return grad * scale.view(-1, *[1] * (grad.dim() - 2)), None, None
