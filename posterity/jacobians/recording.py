@@ -300,7 +300,7 @@ def _convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor | None
         padding = _each(padding, axes)
         with torch.enable_grad():
             source = _rooted(input)
-            kernels = _laid_out(mode.plain(weight), source)
+            kernels = _laid_out(weight.detach(), source) if mode.name(weight) else weight
             output = function(source, kernels, mode.plain(bias), stride, padding, dilation, groups)
         window = Window(kernel, stride, padding, dilation, groups)
         return _record(mode, ConvolutionUse, weight, bias, source, output, window)
@@ -418,7 +418,8 @@ def _norm(function: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
             if function is functional.batch_norm and not small_parts(rooted.device):
                 scale = (given["running_var"] + given.get("eps", 1e-5)).rsqrt()
                 scale = scale if plain.get("weight") is None else scale * plain["weight"]
-                output = Fixed.apply(rooted, scale, partial(function, **given, **plain))
+                fixed: Any = Fixed.apply
+                output = fixed(rooted, scale, partial(function, **given, **plain))
             else:
                 output = function(rooted, **given, **plain)
         weight, bias = tensors.get("weight"), tensors.get("bias")
