@@ -418,8 +418,8 @@ def _norm(function: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
             if function is functional.batch_norm and not small_parts(rooted.device):
                 scale = (given["running_var"] + given.get("eps", 1e-5)).rsqrt()
                 scale = scale if plain.get("weight") is None else scale * plain["weight"]
-                fixed: Any = Fixed.apply
-                output = fixed(rooted, scale, partial(function, **given, **plain))
+                apply: Any = Fixed.apply
+                output = apply(rooted, scale, partial(function, **given, **plain))
             else:
                 output = function(rooted, **given, **plain)
         weight, bias = tensors.get("weight"), tensors.get("bias")
