@@ -51,6 +51,15 @@ class Window:
         return plain and 1 < rows <= min(2 * self.padding[0] + 1, height // 2)
 
 
+def laid_out(weight: Tensor, source: Tensor) -> Tensor:
+    """The weight with its channels last in memory where those of the images are, so that gradients have them last too.
+
+    cuDNN would take such a copy in each pass, and return gradients in the layout of the weight.
+    """
+    last = source.dim() == 4 and source.is_contiguous(memory_format=torch.channels_last) and not source.is_contiguous()
+    return weight.contiguous(memory_format=torch.channels_last) if last else weight
+
+
 class Gram:
     """The sum of p p^T over all patches p of images, by products of their rows.
 

@@ -13,7 +13,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from posterity.jacobians.convolution import Window
+from posterity.jacobians.convolution import Window, laid_out
+from posterity.jacobians.fixed_norm import batch_norm
 from posterity.jacobians.fused import Cell, gru_cell, lstm_cell, plain_cell, recurrence
 from posterity.jacobians.jacobian import small_parts
 from posterity.jacobians.uses import (
@@ -300,21 +301,12 @@ def _convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor | None
         padding = _each(padding, axes)
         with torch.enable_grad():
             source = _rooted(input)
-            kernels = _laid_out(weight.detach(), source) if mode.name(weight) else weight
+            kernels = laid_out(weight.detach(), source) if mode.name(weight) else weight
             output = function(source, kernels, mode.plain(bias), stride, padding, dilation, groups)
         window = Window(kernel, stride, padding, dilation, groups)
         return _record(mode, ConvolutionUse, weight, bias, source, output, window)
 
     return rule
-
-
-def _laid_out(weight: Tensor, source: Tensor) -> Tensor:
-    """The weight with its channels last in memory where those of the images are, so that gradients have them last too.
-
-    cuDNN would take such a copy in each pass, and return gradients in the layout of the weight.
-    """
-    last = source.dim() == 4 and source.is_contiguous(memory_format=torch.channels_last) and not source.is_contiguous()
-    return weight.contiguous(memory_format=torch.channels_last) if last else weight
 
 
 def _transposed_convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
@@ -379,25 +371,6 @@ def _embedding(mode: WeightUses, *args: Any, **kwargs: Any) -> Tensor | None:
     return _record(mode, EmbeddingUse, weight, None, index, output, weight.shape[0], padding)
 
 
-class Fixed(torch.autograd.Function):
-    """A batch norm with fixed statistics, which multiplies each channel of a gradient by its `scale` (C,).
-
-    torch's own backward pass copies both gradient and input under vmap, and moves the channels first in memory.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, source: Tensor, scale: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return `function(source)`, which is source times scale plus a shift."""
-        ctx.save_for_backward(scale)
-        return function(source)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """Multiply by the scale."""
-        (scale,) = ctx.saved_tensors
-        return grad * scale.view(-1, *[1] * (grad.dim() - 2)), None, None
-
-
 def _norm(function: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
     """The rule of a normalisation followed by a scale and a shift, unless it uses or updates statistics of a batch."""
 
@@ -412,14 +385,11 @@ def _norm(function: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
             return None
         source, tensors = given.pop("input"), {name: given.pop(name) for name in ("weight", "bias") if name in given}
         trailing = len(given["normalized_shape"]) if "normalized_shape" in given else None
-        plain = {name: mode.plain(tensor) for name, tensor in tensors.items()}
+        plain: dict[str, Any] = {name: mode.plain(tensor) for name, tensor in tensors.items()}
         with torch.enable_grad():
             rooted = _rooted(source)
             if function is functional.batch_norm and not small_parts(rooted.device):
-                scale = (given["running_var"] + given.get("eps", 1e-5)).rsqrt()
-                scale = scale if plain.get("weight") is None else scale * plain["weight"]
-                apply: Any = Fixed.apply
-                output = apply(rooted, scale, partial(function, **given, **plain))
+                output = batch_norm(rooted, **given, **plain)
             else:
                 output = function(rooted, **given, **plain)
         weight, bias = tensors.get("weight"), tensors.get("bias")
