@@ -102,36 +102,46 @@ def network(x: Tensor, y: Tensor, seed: int, own: bool) -> nn.Module:
     return module.eval()
 
 
-def measured(call: Callable[[], Any], peaks: dict[str, float], name: str) -> Callable[[], Any]:
-    """The call, ending when the device has; its peak of allocated memory, in MiB, is noted once."""
+Columns = dict[str, dict[str, float]]
+
+
+def columns() -> Columns:
+    """Further columns of a comparison, which `measured` fills in."""
+    return {"peak MiB": {}, "first call, s": {}}
+
+
+def measured(call: Callable[[], Any], noted: Columns, name: str) -> Callable[[], Any]:
+    """The call, ending when the device has; its peak of allocated memory and its first time are noted once."""
 
     def finished() -> Any:
         result = call()
         torch.cuda.synchronize()
         return result
 
-    finished()  # libraries take their workspaces in a first call
     torch.cuda.synchronize()
+    begin = time.perf_counter()
+    finished()  # libraries take their workspaces in a first call, and the network is surveyed
+    noted["first call, s"][name] = time.perf_counter() - begin
     torch.cuda.reset_peak_memory_stats()
     finished()
-    peaks[name] = torch.cuda.max_memory_allocated() / MEBIBYTE
+    noted["peak MiB"][name] = torch.cuda.max_memory_allocated() / MEBIBYTE
     return finished
 
 
 def fits(module: nn.Module, x: Tensor, y: Tensor, rounds: int) -> Comparison:
     """The three fits against an epoch."""
-    batches, peaks = Batches(x, y, BATCH), dict[str, float]()
+    batches, noted = Batches(x, y, BATCH), columns()
     contenders = [
-        Contender(LIMIT, lambda: measured(epoch(module, batches), peaks, LIMIT)),
+        Contender(LIMIT, lambda: measured(epoch(module, batches), noted, LIMIT)),
         Contender(
             f"{LIMIT}, batch norm training",
-            lambda: measured(epoch(copy.deepcopy(module).train(), batches), peaks, f"{LIMIT}, batch norm training"),
+            lambda: measured(epoch(copy.deepcopy(module).train(), batches), noted, f"{LIMIT}, batch norm training"),
         ),
         *(
             Contender(
                 name,
                 lambda name=name, curvature=curvature, structure=structure: measured(
-                    our_fit(module, x, y, our_method(curvature, structure, batch_size=BATCH)), peaks, name
+                    our_fit(module, x, y, our_method(curvature, structure, batch_size=BATCH)), noted, name
                 ),
                 checksum=our_evidence,
             )
@@ -147,13 +157,12 @@ def fits(module: nn.Module, x: Tensor, y: Tensor, rounds: int) -> Comparison:
     )
     layers = floor.shapes(module, x[:1])
     floors = {name: count(layers) / floor.epoch(layers) for name, (_, _, count) in FITS.items()}
-    columns = {"floor, x limit": {LIMIT: 1.0, **floors}, "peak MiB": peaks}
-    return dataclasses.replace(comparison, columns=columns)
+    return dataclasses.replace(comparison, columns={"floor, x limit": {LIMIT: 1.0, **floors}, **noted})
 
 
 def predictions(module: nn.Module, x: Tensor, y: Tensor, rounds: int) -> Comparison:
     """The linearised predictive of 1,000 images by each posterior against a forward pass."""
-    rows, peaks, first = x[:PREDICTED], dict[str, float](), dict[str, float]()
+    rows, noted = x[:PREDICTED], columns()
 
     @torch.no_grad()
     def forward() -> Tensor:
@@ -161,17 +170,13 @@ def predictions(module: nn.Module, x: Tensor, y: Tensor, rounds: int) -> Compari
 
     def ours(curvature: str, structure: str, name: str, last_layer: bool = False) -> Callable[[], Tensor]:
         q = our_fit(module, x, y, our_method(curvature, structure, last_layer=last_layer, batch_size=BATCH))()
-        begin = time.perf_counter()
-        _ = q.predict(rows).probs
-        torch.cuda.synchronize()
-        first[name] = time.perf_counter() - begin
-        return measured(lambda: q.predict(rows).probs, peaks, name)
+        return measured(lambda: q.predict(rows).probs, noted, name)
 
     def entropy(probs: Tensor) -> float:
         return float(torch.special.entr(probs).sum(dim=-1).mean())
 
     contenders = [
-        Contender(FORWARD, lambda: measured(forward, peaks, FORWARD)),
+        Contender(FORWARD, lambda: measured(forward, noted, FORWARD)),
         *(
             Contender(name, functools.partial(ours, curvature, structure, name), checksum=entropy)
             for name, (curvature, structure, _) in FITS.items()
@@ -186,7 +191,7 @@ def predictions(module: nn.Module, x: Tensor, y: Tensor, rounds: int) -> Compari
         unit="call",
         rounds=rounds,
     )
-    return dataclasses.replace(comparison, columns={"peak MiB": peaks, "first call, s": first})
+    return dataclasses.replace(comparison, columns=noted)
 
 
 def main() -> None:
@@ -211,6 +216,8 @@ def main() -> None:
         + f"; network trained for {WARM_UP_EPOCHS} epochs first.",
         "Peak MiB: most memory that torch had allocated on the device during one call, images and network included "
         f"({x.numel() * x.element_size() / MEBIBYTE:.0f} MiB of images).",
+        "Times leave out the first call of each contender, in which kernels are loaded and the network is surveyed: it "
+        "is a column.",
         "Checksum: of a fit the log evidence, of a predictive the mean entropy.",
     ]
     topic = "laplace_resnet_own" if chosen.network == "own" else "laplace_resnet"

@@ -1,6 +1,7 @@
 """Factored Jacobians of network outputs in the random weights, in chunks of rows and columns."""
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -12,7 +13,7 @@ from torch import Tensor
 from posterity.curvature.explicit import VMAP_REFUSALS, explicit_jacobian, log_refusal, plain_recurrence
 from posterity.curvature.survey import Survey, is_output, survey
 from posterity.jacobians.head import Head
-from posterity.jacobians.jacobian import Explicit, Jacobian, Selected, Stacked
+from posterity.jacobians.jacobian import Explicit, Jacobian, Selected, Stacked, small_parts
 from posterity.jacobians.linear import Matrix, Thin
 from posterity.jacobians.output_layer import OutputLayer
 from posterity.jacobians.recording import WeightUses
@@ -225,7 +226,7 @@ def _used(
         return [(known.block(uses[0]), uses[0].jacobian(seeds, differentiable))]
     keep = not last or differentiable
     columns: Sequence[Sequence[Tensor] | Tensor]
-    if outputs.device.type != "cpu" and len(seeds) > 1 and not differentiable:
+    if not small_parts(outputs.device) and len(seeds) > 1 and not differentiable:
         columns = _together(outputs, uses, seeds, keep)
     else:
         columns = _in_turn(outputs, uses, seeds, keep, differentiable)
@@ -260,15 +261,25 @@ def _in_turn(outputs: Tensor, uses: list[Use], seeds: Tensor, keep: bool, differ
 def _together(outputs: Tensor, uses: list[Use], seeds: Tensor, keep: bool) -> Sequence[Sequence[Tensor] | Tensor]:
     """The same in one batched backward pass, which takes a GPU the time of a few columns."""
     edges = [use.edge for use in uses]
+    reached: list[bool] = []
+
+    def backward(seed: Tensor) -> tuple[Tensor, ...]:
+        grads = torch.autograd.grad(outputs, edges, seed, retain_graph=True, allow_unused=True)
+        reached[:] = [grad is not None for grad in grads]
+        return tuple(grad for grad in grads if grad is not None)
+
     try:
-        grads = torch.autograd.grad(outputs, edges, seeds, retain_graph=True, allow_unused=True, is_grads_batched=True)
+        # Not by is_grads_batched, which takes convolutions and norms one column at a time, and stacks copies.
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")  # of rare operations, one by one
+            grads = iter(torch.func.vmap(backward)(seeds))
     except VMAP_REFUSALS as error:
         columns = _in_turn(outputs, uses, seeds, keep, differentiable=False)  # raises if the model is at fault
         log_refusal("columns", error)
         return columns
     return [
-        outputs.new_zeros((len(seeds), *use.output_shape)) if grad is None else grad
-        for use, grad in zip(uses, grads, strict=True)
+        next(grads) if known else outputs.new_zeros((len(seeds), *use.output_shape))
+        for use, known in zip(uses, reached, strict=True)
     ]
 
 

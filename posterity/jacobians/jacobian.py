@@ -14,11 +14,18 @@ from posterity.numerics.layout import Block
 CHUNK = 1 << 21  # entries of dense rows formed at a time on a CPU, whose caches are small
 DEVICE_SHARE = 64  # times as many on a GPU, which needs large chunks
 CACHED = 8  # one in this many of a chunk's entries fit in the cache, for work that reads them twice
+SMALL_PARTS_ON = ("cpu",)
+"""Devices with small caches and cheap calls, which work through small parts; others take all at once."""
+
+
+def small_parts(device: torch.device) -> bool:
+    """Whether this device works through small parts, and takes columns back through a network one at a time."""
+    return device.type in SMALL_PARTS_ON
 
 
 def chunk_size(device: torch.device, share: int = 1) -> int:
     """Number of entries formed at a time on this device; on a CPU divided by `share`."""
-    return CHUNK // share if device.type == "cpu" else DEVICE_SHARE * CHUNK
+    return CHUNK // share if small_parts(device) else DEVICE_SHARE * CHUNK
 
 
 class Outline(NamedTuple):
@@ -96,7 +103,9 @@ class Jacobian(ABC):
     def squares(self) -> Tensor:
         """Sum of J^2 over rows and outputs, (R,)."""
         flat = (part.rows().flatten(0, 1) for _, part in self.chunks(CACHED))
-        return added(torch.einsum("nr,nr->r", rows, rows) for rows in flat)
+        if small_parts(self.device):
+            return added(torch.einsum("nr,nr->r", rows, rows) for rows in flat)
+        return added(torch.linalg.vector_norm(rows, dim=0).square_() for rows in flat)  # which reads them once
 
     def gram(self, out: Tensor | None = None) -> Tensor:
         """Sum of J^T J over rows, (R, R) in float64, added to `out` if given."""

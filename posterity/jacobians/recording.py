@@ -13,8 +13,10 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from posterity.jacobians.convolution import Window
+from posterity.jacobians.convolution import Window, laid_out
+from posterity.jacobians.fixed_norm import batch_norm
 from posterity.jacobians.fused import Cell, gru_cell, lstm_cell, plain_cell, recurrence
+from posterity.jacobians.jacobian import small_parts
 from posterity.jacobians.uses import (
     PACKED,
     BroadcastUse,
@@ -299,7 +301,8 @@ def _convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor | None
         padding = _each(padding, axes)
         with torch.enable_grad():
             source = _rooted(input)
-            output = function(source, mode.plain(weight), mode.plain(bias), stride, padding, dilation, groups)
+            kernels = laid_out(weight.detach(), source) if mode.name(weight) else weight
+            output = function(source, kernels, mode.plain(bias), stride, padding, dilation, groups)
         window = Window(kernel, stride, padding, dilation, groups)
         return _record(mode, ConvolutionUse, weight, bias, source, output, window)
 
@@ -382,9 +385,13 @@ def _norm(function: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
             return None
         source, tensors = given.pop("input"), {name: given.pop(name) for name in ("weight", "bias") if name in given}
         trailing = len(given["normalized_shape"]) if "normalized_shape" in given else None
+        plain: dict[str, Any] = {name: mode.plain(tensor) for name, tensor in tensors.items()}
         with torch.enable_grad():
             rooted = _rooted(source)
-            output = function(rooted, **given, **{name: mode.plain(tensor) for name, tensor in tensors.items()})
+            if function is functional.batch_norm and not small_parts(rooted.device):
+                output = batch_norm(rooted, **given, **plain)
+            else:
+                output = function(rooted, **given, **plain)
         weight, bias = tensors.get("weight"), tensors.get("bias")
         return _record(mode, ScaleUse, weight, bias, rooted, output, partial(function, **given), trailing)
 

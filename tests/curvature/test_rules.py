@@ -1,18 +1,24 @@
 """Every rule for a layer, and every way around a layer without one, against dense autodiff of the module."""
 
 import logging
+from collections import Counter
+from functools import partial
 
 import pytest
 import torch
 from curvaturecases import FLOAT64, close, made, truth
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import posterity as po
-from posterity.curvature import GaussNewton
+from posterity.curvature import GaussNewton, explicit
 from posterity.curvature.curvature import Rows
 from posterity.curvature.derivatives import derivatives
 from posterity.curvature.survey import survey
+from posterity.jacobians import jacobian
+from posterity.jacobians.convolution import Convolution
+from posterity.model import layouts
 from posterity.numerics import Key
 
 ROWS = 5
@@ -253,6 +259,54 @@ def test_jacobians_are_those_of_plain_autodiff_in_one_chunk_or_many(name: str) -
                 assert width == 1
         assert (seen == wanted.shape[1]).all()
         close(found, wanted)
+
+
+@every_case
+def test_all_columns_in_one_batched_pass_as_on_a_gpu(name, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(jacobian, "SMALL_PARTS_ON", ())
+    monkeypatch.setattr(layouts, "CHANNELS_LAST_ON", ("cpu",))
+    explicit._log_once.cache_clear()
+    build, inputs, _ = CASES[name]
+    case = truth(made(build), inputs)
+    close(GaussNewton().matrix(case.joint, case.theta, case.batch, None), case.matrix)
+    close(GaussNewton().diagonal(case.joint, case.theta, case.batch, None), case.matrix.diagonal())
+    assert "columns go one after the other" not in caplog.text
+
+
+class Calls(TorchDispatchMode):
+    """Counts the operations that run, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_batched_pass_calls_each_operation_once_for_all_columns_and_copies_nothing(monkeypatch) -> None:
+    monkeypatch.setattr(jacobian, "SMALL_PARTS_ON", ())
+    monkeypatch.setattr(layouts, "CHANNELS_LAST_ON", ("cpu",))
+    convolution = partial(nn.Conv2d, 2, 2, 3, padding=1, bias=False)
+    norm = partial(nn.BatchNorm2d, 2)
+    pool = partial(nn.AdaptiveAvgPool2d, 1)
+    layers = (convolution, norm, nn.ReLU) * 2 + (convolution, nn.ReLU, pool, nn.Flatten, linear(2, 4))
+    case = truth(made(sequential(*layers)), normal(2, 6, 6))
+    rows = Rows(GaussNewton(), case.joint, case.theta, case.batch, None, Key(0))
+    assert rows.places  # by a survey, which is not counted
+    with Calls() as calls:
+        (piece,) = rows.jacobians()
+    assert calls.counts["convolution_backward"] == 2
+    assert calls.counts["threshold_backward"] == 3
+    assert calls.counts["native_batch_norm_backward"] == 0
+    assert calls.counts["clone"] == 4  # images and three kernels, with their channels last
+    with Calls() as calls:
+        for part in piece.jacobian.parts:
+            if isinstance(part, Convolution):
+                part.outer_gram()
+    assert calls.counts["bmm"] == 3
+    assert calls.counts["clone"] == 0  # gradients have their channels last, as the images
 
 
 @every_case

@@ -205,6 +205,37 @@ def test_rows_of_a_convolution():
             torch.testing.assert_close(part.rows()[n, d], wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("kernel", "stride", "padding", "size"), [
+    ((3, 3), (1, 1), (1, 1), (6, 7)), ((3, 3), (1, 2), (1, 0), (9, 6)), ((2, 2), (1, 1), (1, 1), (5, 4)),
+    ((5, 3), (1, 1), (2, 1), (10, 5)), ((5, 1), (1, 1), (3, 0), (10, 4)), ((5,), (1,), (2,), (12,)),
+])  # fmt: skip
+@pytest.mark.parametrize("chunk", [1, 1 << 24])
+def test_the_gram_matrix_of_patches_by_lines(kernel, stride, padding, size, bias, chunk, monkeypatch):
+    monkeypatch.setattr(jacobian, "CHUNK", chunk)
+    window = Window(kernel, stride, padding, (1,) * len(kernel), 1)
+    images = normal(0, "images", ROWS, 2, *size)
+    patches = window.patches(images)
+    part = Convolution(images, normal(0, "g", 1, ROWS, 1, 4, patches.shape[1]), window, bias)
+    assert window.slides(size[0])
+    features = (
+        patches[:, :, 0] if not bias else torch.cat([patches[:, :, 0], patches.new_ones(*patches.shape[:2], 1)], -1)
+    )
+    wanted = torch.einsum("nti,ntj->ij", features, features) / patches.shape[1]
+    torch.testing.assert_close(part.inner_gram(None)[0].triu(), wanted.triu(), rtol=1e-12, atol=1e-12)
+    ones = part.inner_gram(images.new_ones(ROWS))[0]  # weighted rows take whole patches
+    torch.testing.assert_close(ones.triu(), wanted.triu(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("size", "options"), [
+    ((6, 6), {"stride": (2, 1)}), ((6, 6), {"dilation": (2, 1)}), ((6, 6), {"groups": 2}),
+    ((6, 6), {"padding": (0, 1)}), ((5, 6), {}),
+])  # fmt: skip
+def test_other_windows_take_whole_patches(size, options):
+    given = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
+    assert not Window((3, 3), **given | options).slides(size[0])
+
+
 @pytest.mark.parametrize(("stride", "kind"), [((2, 1), Explicit), ((4, 3), Matrix)])
 def test_a_rotated_convolution(stride, kind):
     part, turned = (convolution_part(0, 2, True, stride=stride, turned=turned) for turned in (False, True))
