@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, panels, plain, save
 from posterity_studies.shift.changes import CHANGES
 from posterity_studies.shift.recipes import RECIPES, ROWS
-from posterity_studies.shift.study import CURVES, Study
+from posterity_studies.shift.study import CURVES, FOREIGN, Study, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ LINES = {
     "multi-swag": (SKY, "solid", "D"),
 }
 """Colour, line and marker of each method."""
-SCORES = {"error": "error, %", "nll": "NLL", "ece": "ECE", "brier": "Brier score", "foreign": "AUROC of foreign images"}
+SCORES = {"error": "error, %", "nll": "NLL", "ece": "ECE", "brier": "Brier score"}
 
 
 def draw(study: Study, folder: Path) -> list[str]:
@@ -40,22 +40,19 @@ def draw(study: Study, folder: Path) -> list[str]:
 def _table(study: Study, network: str, path: Path) -> None:
     """A panel for each score, a line for each method: as predicted and, hollow, with a fitted temperature."""
     results = study.rows(network)
-    figure, axes = panels(1, len(SCORES), size=(2.7, 0.9 + 0.26 * len(results)), sharey=True)
-    for panel, (score, label) in zip(axes, SCORES.items(), strict=True):
+    scores = {**SCORES, **{f"auroc_{name}": f"AUROC, {short(name)}" for name in FOREIGN[study.settings.data]}}
+    figure, axes = panels(1, len(scores), size=(2.1, 0.9 + 0.26 * len(results)), sharey=True)
+    for panel, (score, label) in zip(axes, scores.items(), strict=True):
         for line, result in enumerate(results):
             colour, _, marker = LINES[result.cell.method]
             numbers = result.scores
-            if score == "foreign":
-                for name in (name for name in numbers if name.startswith("auroc_")):
-                    panel.plot(numbers[name], line, marker, color=colour, markersize=5, alpha=0.75)
-                continue
             value = 100.0 * (1.0 - numbers["accuracy"]) if score == "error" else numbers[score]
             panel.plot(value, line, marker, color=colour, markersize=6)
             if f"calibrated_{score}" in numbers:
                 panel.plot(numbers[f"calibrated_{score}"], line, marker, color=colour, markersize=6, fillstyle="none")
         panel.set_xlabel(label, fontsize=10)
-        panel.margins(x=0.12)
-        panel.locator_params(axis="x", nbins=4)
+        panel.margins(x=0.15)
+        panel.locator_params(axis="x", nbins=3)
         plain(panel)
     axes[0].set_yticks(range(len(results)), [ROWS[result.cell.method].label for result in results])
     axes[0].set_ylim(len(results) - 0.5, -0.5)
@@ -66,7 +63,7 @@ def _table(study: Study, network: str, path: Path) -> None:
 def _curves(study: Study, network: str, path: Path) -> None:
     """A column for each change and a row for each score, against the strength of the change."""
     results = study.rows(network)
-    figure, axes = panels(len(CURVES), len(CHANGES), size=(2.7, 2.0), beside=(0.0, 0.5), sharex="col", sharey="row")
+    figure, axes = panels(len(CURVES), len(CHANGES), size=(2.8, 2.0), beside=(0.0, 0.5), sharex="col")
     for row, (score, label) in enumerate(CURVES.items()):
         for column, (name, change) in enumerate(CHANGES.items()):
             panel = axes[row * len(CHANGES) + column]

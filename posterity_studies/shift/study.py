@@ -126,7 +126,7 @@ def fits(network: str, images: Images, folder: Path, settings: Settings, report:
         Length(recipe, len(images.train), _factor(network, settings)),
         lambda dropping: problem(network, dropping, images, settings),
         training(images, settings),
-        folder / "runs" / network / "fits",
+        folder / "checkpoints" / network,
         Key(settings.seed).fold(network).seed,
         recipe.label,
         report,
@@ -307,7 +307,7 @@ def show(out: Any, study: Study) -> None:
         title(out, f"{settings.data}, {RECIPES[network].label}{how}, test images")
         elsewhere = FOREIGN[settings.data]
         heads = ("error %", "NLL", "ECE", "Brier", "NLL cal.", "ECE cal.", "NLL chd.")
-        rows = table("method", *heads, *(f"AUROC {_short(name)}" for name in elsewhere), "minutes", wrap=False)
+        rows = table("method", *heads, *(f"AUROC {short(name)}" for name in elsewhere), "minutes", wrap=False)
         for result in study.rows(network):
             numbers = result.scores
             rows.add_row(
@@ -319,12 +319,11 @@ def show(out: Any, study: Study) -> None:
                 f"{result.seconds / 60.0:.1f}",
             )
         out.print(rows)
-    remark(
-        out,
-        f"cal.: with a temperature fitted to {settings.held_out:,} held-out training images. chd.: mean over changes.",
-    )
+    remark(out, f"cal.: with a temperature fitted to {settings.held_out:,} held-out training images.")
+    remark(out, f"chd.: mean over all changes of the first {settings.shifted:,} images.")
     notes(out, study.notes())
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
+    """The name of a set of foreign images in tables and figures."""
     return {"fashion-mnist": "Fashion", "uniform": "noise"}.get(name, name.upper())
