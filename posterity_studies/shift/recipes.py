@@ -80,7 +80,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             Cosine(0.02),
             0.21,  # of 45,000 images: the usual weight decay of 0.0005 on the mean loss
             0.02,
-            {"map": 100, "swag": 20, "mean-field": 60, "natural-gradient": 100, "dropout": 200},
+            {"map": 100, "swag": 20, "mean-field": 60, "natural-gradient": 100, "dropout": 100},
             longer=2.0,
             scale_step=10.0,
         ),
@@ -160,13 +160,13 @@ ROWS: Mapping[str, Row] = MappingProxyType(
     {
         "map": Row("MAP", "map", first),
         "ensemble": Row("Ensemble", "map"),
-        "dropout": Row("MC dropout", "dropout"),
-        "mean-field": Row("MeanField", "mean-field"),
-        "natural-gradient": Row("NaturalGradient", "natural-gradient"),
         "laplace": Row("Laplace, last layer", "laplace", first),
         "laplace-ensemble": Row("Laplace, last layers of an ensemble", "laplace"),
         "swag": Row("SWAG", "swag", first),
         "multi-swag": Row("multi-SWAG", "swag"),
+        "dropout": Row("MC dropout", "dropout"),
+        "mean-field": Row("MeanField", "mean-field"),
+        "natural-gradient": Row("NaturalGradient", "natural-gradient"),
     }
 )
 """The rows by word."""

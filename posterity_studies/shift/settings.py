@@ -11,13 +11,13 @@ NETWORKS = {"mnist": ("lenet", "mlp"), "fashion-mnist": ("lenet", "mlp"), "cifar
 METHODS = (
     "map",
     "ensemble",
-    "dropout",
-    "mean-field",
-    "natural-gradient",
     "laplace",
     "laplace-ensemble",
     "swag",
     "multi-swag",
+    "dropout",
+    "mean-field",
+    "natural-gradient",
 )
 
 
