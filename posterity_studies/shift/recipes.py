@@ -66,7 +66,7 @@ def _resnet(shape: tuple[int, ...], classes: int, rate: float) -> nn.Module:
     return nn.Sequential(network[:-1], nn.Dropout(rate), network[-1]) if rate else network
 
 
-SMALL = {"map": 10, "swag": 2, "mean-field": 5, "natural-gradient": 5, "dropout": 10}
+SMALL = {"map": 10, "swag": 2, "mean-field": 10, "natural-gradient": 15, "dropout": 10}
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "lenet": Recipe("LeNet", _lenet, 5, 128, Adam(0.003), Cosine(0.05), 0.2, 0.02, SMALL),

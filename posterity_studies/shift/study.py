@@ -294,7 +294,8 @@ def _scored(cell: Cell, known: Fits, images: Images, folder: Path, settings: Set
     """Fit a row, score it, and store its scores."""
     row, deadline = ROWS[cell.method], Deadline(settings.minutes)
     posterior = row.part(known.fitted(row.fit, deadline=deadline).posterior)
-    seconds = known.seconds(row.fit, 1 if row.part is first else RECIPES[cell.network].members)
+    members = 1 if row.part is first else fits_of(RECIPES[cell.network])[row.fit].members
+    seconds = known.seconds(row.fit, members)
     numbers, curves = scores(posterior, row.draws, images, settings.seed)
     return write_result(cell, folder, depends(cell, known, images, settings), numbers, seconds, curves)
 

@@ -101,19 +101,22 @@ def test_changes_follow_from_the_key_and_leave_the_images(name):
 
 
 def test_rows_share_fits_resume_and_are_drawn(tmp_path, images):
-    lines = []
-    whole = run(TINY, tmp_path, lines.append, images)
-    assert sum("fit map" in line for line in lines) == 1
-    single, ensemble = whole.results
+    lines, settings = [], replace(TINY, methods=METHODS)
+    whole = run(settings, tmp_path, lines.append, images)
+    assert sum(", fit " in line for line in lines) == len(fits_of(RECIPES["lenet"]))
+    assert [result.cell.method for result in whole.results] == list(METHODS)
+    single, ensemble = whole.results[:2]
     assert single.seconds == pytest.approx(ensemble.seconds / 2)
+    mean_field = whole.results[METHODS.index("mean-field")]
+    assert single.seconds < mean_field.seconds < single.seconds + 60.0  # the fit of one member, and its own
     assert not any("test" in line for line in lines)
-    again = run(TINY, tmp_path, lines.append, images)
+    again = run(settings, tmp_path, lines.append, images)
     assert again.results == whole.results
     with pytest.raises(BadFolder, match="shifted differs: 8, now 7"):
-        run(replace(TINY, shifted=7), tmp_path, lines.append, images)
+        run(replace(settings, shifted=7), tmp_path, lines.append, images)
     document = whole.document()
     assert json.loads(json.dumps(document, allow_nan=False)) == document
-    assert document["best_by_held_out_nll"]["lenet"] in TINY.methods
+    assert document["best_by_held_out_nll"]["lenet"] in METHODS
     study.show(console(), whole)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
