@@ -75,7 +75,7 @@ CHANGES: Mapping[str, Change] = MappingProxyType(
         "noise": Change("Gaussian noise, standard deviation", (0.1, 0.2, 0.3, 0.45, 0.6), noisy),
         "blur": Change("blur, standard deviation in pixels", (0.5, 1.0, 1.5, 2.0, 3.0), blurred),
         "contrast": Change("lost contrast", (0.2, 0.4, 0.6, 0.8, 0.9), faded),
-        "occlusion": Change("side of a grey square, of the image's", (0.1, 0.2, 0.3, 0.4, 0.5), occluded),
+        "occlusion": Change("side of a grey square, share of the image", (0.1, 0.2, 0.3, 0.4, 0.5), occluded),
     }
 )
 """The changes by name; strength 0 is the image as it is."""
