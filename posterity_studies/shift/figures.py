@@ -24,6 +24,7 @@ LINES = {
     "multi-swag": (SKY, "solid", "D"),
 }
 """Colour, line and marker of each method."""
+COLUMNS = 6  # of the legend
 SCORES = {"error": "error, %", "nll": "NLL", "ece": "ECE", "brier": "Brier score"}
 
 
@@ -75,7 +76,7 @@ def _curves(study: Study, network: str, path: Path) -> None:
             if row == len(CURVES) - 1:
                 panel.set_xlabel(change.label, fontsize=9)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(results), COLUMNS), frameon=False, fontsize=9)
     figure.suptitle(f"{_about(study, network)}, the first {study.settings.shifted:,} changed", fontsize=10)
     save(figure, path)
 

@@ -70,7 +70,7 @@ SMALL = {"map": 10, "swag": 2, "mean-field": 10, "natural-gradient": 15, "dropou
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "lenet": Recipe("LeNet", _lenet, 5, 128, Adam(0.003), Cosine(0.05), 0.2, 0.02, SMALL),
-        "mlp": Recipe("one hidden layer of 400", _mlp, 5, 128, Adam(0.003), Cosine(0.05), 0.2, 0.02, SMALL),
+        "mlp": Recipe("one hidden layer of 400", _mlp, 5, 128, Adam(0.003), Cosine(0.05), 0.45, 0.02, SMALL),
         "resnet-20": Recipe(
             "ResNet-20",
             _resnet,

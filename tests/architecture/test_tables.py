@@ -133,7 +133,7 @@ def test_the_page_on_which_method_is_made_of_the_results():
 SHIFT = {
     "MNIST, LeNet": ("mnist", "lenet"),
     "MNIST, LeNet, augmented": ("mnist-augmented", "lenet"),
-    "Fashion-MNIST, LeNet": ("fashion-mnist", "lenet"),
+    "MNIST, one hidden layer of 400": ("mnist", "mlp"),
 }
 
 
