@@ -209,7 +209,18 @@ def test_minibatches_are_augmented_by_the_step_and_passes_are_not(name):
 
 
 def test_fingerprints_tell_policies_apart():
-    given = [None, Affine(), Affine(5.0), Crop(2), Crop(1), Crop(2, "reflect"), Flip(), Flip(0.4), USUAL, Compose((Flip(), Crop(2)))]
+    given = [
+        None,
+        Affine(),
+        Affine(5.0),
+        Crop(2),
+        Crop(1),
+        Crop(2, "reflect"),
+        Flip(),
+        Flip(0.4),
+        USUAL,
+        Compose((Flip(), Crop(2))),
+    ]
     found = [as_data((images(), labels()), augmentation=policy).fingerprint() for policy in given]
     assert len(set(found)) == len(given)
     assert found[0] == as_data((images(), labels())).fingerprint()

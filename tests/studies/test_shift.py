@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from posterity import metrics
 from posterity.cli.frame.output import console
+from posterity.datasets import LabelledData
 from posterity.errors import BadFolder
 from posterity.inference.sweep import Result
 from posterity.networks import LeNet, ResNet
@@ -127,6 +128,10 @@ def test_rows_share_fits_resume_and_are_drawn(tmp_path, images):
 
 def test_scores_are_those_of_the_predictive_with_a_temperature_from_held_out_images(images):
     posterior = Point(problem("lenet", False, images, TINY), problem("lenet", False, images, TINY).initial())
+    right = posterior.predict(images.held_out.inputs).probs.argmax(
+        1
+    )  # a low temperature is best, on test rows a high one
+    images = replace(images, held_out=LabelledData(images.held_out.inputs, right))
     numbers, curves = study.scores(posterior, 4, images, seed=3)
     test, held_out = posterior.predict(images.test.inputs), posterior.predict(images.held_out.inputs)
     calibrated = TemperatureScaling.fit(held_out, images.held_out.targets).apply(test)
