@@ -76,7 +76,8 @@ def _curves(study: Study, network: str, path: Path) -> None:
             if row == len(CURVES) - 1:
                 panel.set_xlabel(change.label, fontsize=9)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(results), COLUMNS), frameon=False, fontsize=9)
+    columns = min(len(results), COLUMNS)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     figure.suptitle(f"{_about(study, network)}, the first {study.settings.shifted:,} changed", fontsize=10)
     save(figure, path)
 
