@@ -20,7 +20,7 @@ from posterity.errors import BadFolder
 from posterity.inference import Callback, kept
 from posterity.scale import group as groups
 from posterity.storage import disk
-from posterity_studies.fidelity.images import Deadline
+from posterity_studies.shared_fits import Deadline
 
 QUICK = (
     "map adam",

@@ -3,7 +3,7 @@
 Scaling of mini-batches and tempering happen here and nowhere else.
 """
 
-from posterity.model.augmentation import Augmentation, Compose, Crop, Flip
+from posterity.model.augmentation import Affine, Augmentation, Compose, Crop, Flip
 from posterity.model.data import Batch, Data, Feed, as_data
 from posterity.model.density import Constraint, Density, Interval, Ordered, Positive, Real, Simplex
 from posterity.model.joint import Joint
@@ -14,6 +14,7 @@ from posterity.model.units import neurons, parameters
 
 __all__ = [
     "LITERATURE",
+    "Affine",
     "Augmentation",
     "Batch",
     "Buffers",

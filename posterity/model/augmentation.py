@@ -123,6 +123,54 @@ class Flip(Augmentation):
 
 
 @dataclass(frozen=True)
+class Affine(Augmentation):
+    """The image rotated, zoomed and sheared about its middle, each by a uniform amount; bilinear, black outside.
+
+    The angle is at most `degrees` either way, the zoom 1 - zoom .. 1 + zoom, and rows move sideways by -shear .. shear
+    of their distance to the middle. Sizes stay; `Crop` moves the image as a whole.
+
+    >>> Affine(degrees=10.0)(torch.ones(5, 1, 8, 8), Key(0)).shape
+    torch.Size([5, 1, 8, 8])
+    """
+
+    degrees: float = 10.0
+    zoom: float = 0.1
+    shear: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name, most in (("degrees", 180.0), ("zoom", 0.9), ("shear", 1.0)):
+            given = getattr(self, name)
+            if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0.0 <= given <= most:
+                raise ValueError(f"Affine.{name} must be from 0 to {most:g}. Got {shown(given)}.")
+
+    @property
+    def numbers(self) -> int:
+        return 3
+
+    def applied(self, images: Tensor, uniforms: Tensor) -> Tensor:
+        rotation, zoom, shear = (2.0 * uniforms - 1.0).unbind(-1)
+        return warped(images, self.degrees * rotation, 1.0 + self.zoom * zoom, self.shear * shear)
+
+
+def warped(images: Tensor, degrees: Tensor, zoom: Tensor | float = 1.0, shear: Tensor | float = 0.0) -> Tensor:
+    """Images (n, C, H, W) sheared, zoomed and then rotated anticlockwise about their middle, by amounts (n,).
+
+    >>> image = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+    >>> warped(image, torch.tensor([90.0])).round().tolist()
+    [[[[2.0, 4.0], [1.0, 3.0]]]]
+    """
+    dtype = torch.promote_types(images.dtype, torch.float32)  # grid_sample has no half precision on a CPU
+    angle, (height, width) = torch.deg2rad(degrees.to(dtype)), images.shape[-2:]
+    # The result shows at (x, y), x to the right and y down, what the image has at (right, down), by its columns.
+    down_x, down_y = angle.sin() / zoom, angle.cos() / zoom
+    right_x, right_y = down_y - shear * down_x, -down_x - shear * down_y
+    none = torch.zeros_like(down_x)
+    lines = (right_x, right_y * (height / width), none, down_x * (width / height), down_y, none)  # sides are [-1, 1]
+    places = F.affine_grid(torch.stack(lines, -1).view(-1, 2, 3), list(images.shape), align_corners=False)
+    return F.grid_sample(images.to(dtype), places, align_corners=False).to(images.dtype)
+
+
+@dataclass(frozen=True)
 class Compose(Augmentation):
     """Several policies in sequence, each with separate draws.
 

@@ -46,6 +46,7 @@ from posterity.optim.schedules import Cosine, Cycles
 from posterity.posteriors import Mixture, Posterior
 from posterity.posteriors.samples import Samples
 from posterity.priors.fan import FanIn
+from posterity_studies.shared_fits import Fit, first, whole
 
 MEMBERS, MANY = 6, 12
 BATCH = 256
@@ -86,16 +87,6 @@ class Length:
         return max(2, round(EPOCHS[fit] * self.factor * self.rows / self.batch))
 
 
-def first(posterior: Posterior) -> Posterior:
-    """The first member of an ensemble."""
-    assert isinstance(posterior, Mixture)
-    return posterior.posteriors[0]
-
-
-def _whole(posterior: Posterior) -> Posterior:
-    return posterior
-
-
 def _draws(posterior: Posterior) -> Tensor:
     """A draw of the weights of each member, (M, P)."""
     assert isinstance(posterior, Mixture)
@@ -105,21 +96,6 @@ def _draws(posterior: Posterior) -> Tensor:
 def _first_chain(posterior: Posterior) -> Posterior:
     assert isinstance(posterior, Samples)
     return posterior.chain(0)
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A fit: its method by length and factor on the learning rate of chains; what it starts from, and where.
-
-    `dropping` fits the network with dropout, `members` count those that step together.
-    """
-
-    method: Callable[[Length, float], Method]
-    after: str | None = None
-    start: Callable[[Posterior], Posterior | Tensor] = _whole
-    members: int = MEMBERS
-    dropping: bool = False
-    samples: bool = False
 
 
 def _mode(length: Length, rate: float) -> Method:
@@ -181,17 +157,17 @@ def _counts(steps: int) -> tuple[int, int, int]:
 
 FITS: Mapping[str, Fit] = MappingProxyType(
     {
-        "map": Fit(_mode),
+        "map": Fit(_mode, members=MEMBERS),
         "large-ensemble": Fit(_many, members=MANY),
-        "dropout": Fit(_dropout, members=1, dropping=True),
-        "laplace-last-layer": Fit(lambda *_: Laplace(subset=LastLayer()), "map", first, 1),
-        "laplace-kronecker": Fit(lambda *_: Laplace(structure=Kronecker()), "map", first, 1),
-        "swag": Fit(_swag, "map"),
-        "mean-field": Fit(_mean_field, "map"),
-        "natural-gradient": Fit(_natural_gradient, "map", first, 1),
-        "sgld": Fit(_sgld, "mean-field", _draws, samples=True),
-        "sghmc": Fit(_sghmc, "mean-field", _draws, samples=True),
-        "sghmc-cycles": Fit(_cycles, "map", samples=True),
+        "dropout": Fit(_dropout, dropping=True),
+        "laplace-last-layer": Fit(lambda *_: Laplace(subset=LastLayer()), "map", first),
+        "laplace-kronecker": Fit(lambda *_: Laplace(structure=Kronecker()), "map", first),
+        "swag": Fit(_swag, "map", members=MEMBERS),
+        "mean-field": Fit(_mean_field, "map", members=MEMBERS),
+        "natural-gradient": Fit(_natural_gradient, "map", first),
+        "sgld": Fit(_sgld, "mean-field", _draws, MEMBERS, samples=True),
+        "sghmc": Fit(_sghmc, "mean-field", _draws, MEMBERS, samples=True),
+        "sghmc-cycles": Fit(_cycles, "map", members=MEMBERS, samples=True),
     }
 )
 """The fits by name."""
@@ -204,16 +180,9 @@ class Row:
     label: str
     fit: str
     family: str
-    part: Callable[[Posterior], Posterior] = _whole
+    part: Callable[[Posterior], Posterior] = whole
     members: int = MEMBERS
     draws: int = 60
-
-    def fits(self) -> tuple[str, ...]:
-        """The names of the fits that it builds on, in order."""
-        names = [self.fit]
-        while (before := FITS[names[0]].after) is not None:
-            names.insert(0, before)
-        return tuple(names)
 
 
 ROWS: Mapping[str, Row] = MappingProxyType(

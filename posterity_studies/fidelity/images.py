@@ -1,7 +1,6 @@
 """CIFAR-10 against full-batch HMC: fits that resume over calls, a row of scores for each method, and their table."""
 
 import hashlib
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from io import BytesIO
@@ -16,11 +15,8 @@ from posterity import __version__
 from posterity.cli.frame.output import table
 from posterity.datasets import LabelledData, cifar10
 from posterity.datasets.files import check_sum, content, root_folder
-from posterity.errors import PosterityError
-from posterity.inference import Callback, Checkpoint, Method, infer
 from posterity.inference.callbacks import tracked
 from posterity.inference.identity import identity
-from posterity.inference.run import Run, Trace
 from posterity.inference.sweep import Result, stored_results, write_result
 from posterity.likelihoods import Categorical
 from posterity.methods import SGHMC, SGLD
@@ -29,15 +25,14 @@ from posterity.model import Joint
 from posterity.model.data import as_data
 from posterity.numerics.random import Key
 from posterity.optim.schedules import Cycles
-from posterity.posteriors import Posterior
 from posterity.priors import Normal
-from posterity.processes import active
 from posterity.storage import Part
 from posterity_studies.fidelity.image_recipes import FITS, ROWS, Length
 from posterity_studies.fidelity.network import FilterResponseResNet
 from posterity_studies.fidelity.settings import CIFAR, Settings
 from posterity_studies.frame import remark, title
 from posterity_studies.options import Report
+from posterity_studies.shared_fits import Deadline, Fits, Fitted, OutOfTime
 
 TRAINED = 40_960  # images of the reference chains; which of the 50,000 they were is not known, these are the first
 COMPARED = 5000  # the first test images, whose reference predictions are here
@@ -45,7 +40,6 @@ MEAN, SCALE = (0.49, 0.48, 0.44), 0.2  # of the pixels of each channel, as the r
 VARIANCE = 0.2  # of the prior of every weight
 SUM = "b9a9b4848860a4f18dec74faaf2ce70148e04ab72c46db109e69e41ed11012c1"
 OFF = 0.1  # of a temperature of 1: beyond it chains are not in equilibrium
-STORED = 20.0  # seconds between checkpoints: so much of a row at most is done again
 TEMPERATURES = ("kinetic_temperature", "configurational_temperature")
 CHUNK = 1000  # images predicted at once
 
@@ -103,91 +97,29 @@ class Cell:
         return f"CIFAR-10, {ROWS[self.method].label}{'' if self.rate == 1.0 else f', rate x {self.rate:g}'}"
 
 
-class OutOfTime(PosterityError):
-    """The minutes of a row are over; what its fits have done is stored."""
+def problem(dropping: bool, pictures: Pictures, settings: Settings) -> Joint:
+    """The problem; every fit begins at weights that follow from the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(Key(settings.seed).fold("network").seed)
+        module = FilterResponseResNet(settings.depth, settings.width, rate=0.1 if dropping else 0.0)
+    return Joint(module.to(settings.device), Categorical(), Normal(VARIANCE**0.5), len(pictures.train))
 
 
-class Deadline(Callback):
-    """Ends a run, which its checkpoint keeps, a step after the minutes of its row are over."""
-
-    def __init__(self, minutes: float | None) -> None:
-        self._until = None if minutes is None else time.monotonic() + 60.0 * minutes
-        self._over = False
-
-    def after_step(self, run: Run) -> None:
-        if self._over and run.step < run.steps:
-            raise OutOfTime(f"after step {run.step:,} of {run.steps:,} the time of this row was over")
-        if self._until is not None:
-            over, processes = time.monotonic() > self._until, active()
-            self._over = over if processes is None else processes.any(over)[0]  # clocks differ by process
-
-
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """The posterior of a fit, its trace with its seconds, and its method."""
-
-    posterior: Posterior
-    trace: Trace
-    method: Method
-
-
-class Fits:
-    """The fits of a call: each runs once, from its checkpoint if it has one, and serves all rows that build on it."""
-
-    def __init__(self, pictures: Pictures, folder: Path, settings: Settings, report: Report) -> None:
-        self._pictures, self._folder, self._settings, self._report = pictures, folder, settings, report
-        self._length = Length(len(pictures.train), settings.epochs)
-        self._done: dict[tuple[str, float], Fitted] = {}
-
-    def fitted(self, name: str, rate: float, deadline: Deadline) -> Fitted:
-        """The fit of this name, after those that it starts from."""
-        fit = FITS[name]
-        rate = rate if fit.samples else 1.0
-        if (name, rate) in self._done:
-            return self._done[name, rate]
-        before = None if fit.after is None else self.fitted(fit.after, 1.0, deadline).posterior
-        method, key = fit.method(self._length, rate), Key(self._settings.seed).fold(name)
-        path = self._folder / "runs" / CIFAR / "fits" / f"{name}-{rate:g}"
-        half = self._settings.bf16 and "bf16" in method.traits.passes
-        posterior, trace = infer(
-            method,
-            self.joint(fit.dropping),
-            self._pictures.train.pair,
-            start=None if before is None else fit.start(before),
-            seed=key.seed,
-            checkpoint=Checkpoint(path, seconds=STORED),
-            callbacks=[deadline],
-            progress=False,
-            precision="bf16" if half else None,
-        )
-        self._report(f"CIFAR-10, fit {name}: {trace.seconds:.0f} s")
-        self._done[name, rate] = Fitted(posterior, trace, method)
-        return self._done[name, rate]
-
-    def joint(self, dropping: bool) -> Joint:
-        """The problem; every fit begins at weights that follow from the seed."""
-        settings = self._settings
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(Key(settings.seed).fold("network").seed)
-            module = FilterResponseResNet(settings.depth, settings.width, rate=0.1 if dropping else 0.0)
-        return Joint(module.to(settings.device), Categorical(), Normal(VARIANCE**0.5), len(self._pictures.train))
-
-    def depends(self, cell: Cell) -> Part:
-        """All that the scores of a row depend on."""
-        row = ROWS[cell.method]
-        stages = [FITS[name].method(self._length, cell.rate) for name in row.fits()]
-        known = self._pictures.reference
-        shape = list(known.shape)
-        seen = hashlib.sha256(known.cpu().numpy().tobytes()).hexdigest()
-        return identity(
-            **asdict(cell),
-            **self._settings.common(),
-            stages=stages,
-            draws=row.draws,
-            prior=Normal(VARIANCE**0.5),
-            **{"training images": as_data(self._pictures.train.pair), "reference": [shape, seen]},
-            posterity=__version__,
-        )
+def depends(cell: Cell, fits: Fits, pictures: Pictures, settings: Settings) -> Part:
+    """All that the scores of a row depend on."""
+    row = ROWS[cell.method]
+    known = pictures.reference
+    shape = list(known.shape)
+    seen = hashlib.sha256(known.cpu().numpy().tobytes()).hexdigest()
+    return identity(
+        **asdict(cell),
+        **settings.common(),
+        stages=fits.methods(row.fit, cell.rate),
+        draws=row.draws,
+        prior=Normal(VARIANCE**0.5),
+        **{"training images": as_data(pictures.train.pair), "reference": [shape, seen]},
+        posterity=__version__,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,10 +178,20 @@ def equilibrium(result: Result[Cell]) -> bool | None:
 
 def run(settings: Settings, folder: Path, report: Report, pictures: Pictures) -> Images:
     """Compute the rows that the folder does not hold, each for at most its minutes."""
-    fits = Fits(pictures, folder, settings, report)
+    fits = Fits(
+        FITS,
+        Length(len(pictures.train), settings.epochs),
+        lambda dropping: problem(dropping, pictures, settings),
+        pictures.train.pair,
+        folder / "runs" / CIFAR / "fits",
+        settings.seed,
+        "CIFAR-10",
+        report,
+        settings.bf16,
+    )
     results, waiting = [], []
     for cell in tracked([*cells(settings)], "fits"):
-        result = next(stored_results([cell], folder, fits.depends), None)
+        result = next(stored_results([cell], folder, lambda cell: depends(cell, fits, pictures, settings)), None)
         if result is None:
             try:
                 result = _scored(cell, fits, pictures, folder, settings)
@@ -277,10 +219,7 @@ def _scored(cell: Cell, fits: Fits, pictures: Pictures, folder: Path, settings: 
     """Fit a row, score it, and store its scores."""
     row, deadline = ROWS[cell.method], Deadline(settings.minutes)
     last = fits.fitted(row.fit, cell.rate, deadline)
-    seconds = 0.0
-    for name in row.fits():
-        share = min(1.0, row.members / FITS[name].members)
-        seconds += share * fits.fitted(name, cell.rate, deadline).trace.seconds
+    seconds = fits.seconds(row.fit, row.members, cell.rate, deadline)
     posterior, key = row.part(last.posterior), Key(settings.seed).fold("predictions")
     with torch.no_grad():
         validation, test = (
@@ -297,7 +236,7 @@ def _scored(cell: Cell, fits: Fits, pictures: Pictures, folder: Path, settings: 
         "validation_ece": expected_calibration_error(validation, pictures.validation.targets),
         **temperatures(last),
     }
-    return write_result(cell, folder, fits.depends(cell), scores, seconds)
+    return write_result(cell, folder, depends(cell, fits, pictures, settings), scores, seconds)
 
 
 def compared(probs: Tensor, reference: Tensor) -> dict[str, float]:

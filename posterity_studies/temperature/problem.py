@@ -56,11 +56,11 @@ def read(settings: Settings) -> Rows:
     the training rows. Foreign rows are scaled likewise. BadData where a data set is absent, ValueError where it has
     fewer rows than are asked for.
     """
-    data = _data_set(settings.data, settings.seed)
-    count = round(len(data.train) / 12) if settings.held_out is None else settings.held_out
-    rows = settings.rows_of(len(data.train) - count)
-    train, held = split_rows(data, rows=rows, held_out=count, seed=settings.seed)
-    other = _foreign(settings.foreign, train.inputs, len(data.test), settings.seed)
+    whole = data_set(settings.data, settings.seed)
+    count = round(len(whole.train) / 12) if settings.held_out is None else settings.held_out
+    rows = settings.rows_of(len(whole.train) - count)
+    train, held = split_rows(whole, rows=rows, held_out=count, seed=settings.seed)
+    other = foreign_inputs(settings.foreign, train.inputs, len(whole.test), settings.seed)
     standard, flat = settings.pixels == "standard", settings.architecture.flat
     mean, scale = moments(train.inputs, "Use pixels 'raw'.") if standard else (torch.zeros(()), torch.ones(()))
 
@@ -113,13 +113,14 @@ def fits(study: Any) -> dict[str, Any]:
     }
 
 
-def _data_set(name: str, seed: int) -> DataSet:
+def data_set(name: str, seed: int) -> DataSet:
+    """The toy problem of a seed, or the images, by name."""
     if name in TOYS:
         return load(name, seed)
     return cifar10() if name == "cifar-10" else mnist(name=name)
 
 
-def _foreign(name: str, like: Tensor, count: int, seed: int) -> Tensor:
+def foreign_inputs(name: str, like: Tensor, count: int, seed: int) -> Tensor:
     """Return foreign inputs in the shape of `like`."""
     if name == "uniform":
         low, high = float(like.min()), float(like.max())

@@ -128,3 +128,33 @@ def test_the_page_on_which_method_is_made_of_the_results():
     made = runpy.run_path(str(ROOT / "docs" / "make_which.py"))
     assert made["PAGE"].read_text(encoding="utf-8") == made["page"](), "make reference writes it"
     assert len(made["TEXT"].splitlines()) < 60  # two screens
+
+
+SHIFT = {
+    "MNIST, LeNet": ("mnist", "lenet"),
+    "MNIST, LeNet, augmented": ("mnist-augmented", "lenet"),
+    "MNIST, one hidden layer of 400": ("mnist", "mlp"),
+}
+
+
+@pytest.mark.parametrize(("title", "folder", "network"), [(title, *place) for title, place in SHIFT.items()])
+def test_the_section_on_shift_has_the_numbers_of_the_study(title, folder, network):
+    page = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
+    body = re.search(rf"^\| {re.escape(title)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
+    assert body is not None
+    known = json.loads((ROOT / "results" / "shift" / folder / "results.json").read_text(encoding="utf-8"))["rows"]
+    scores = ("nll", "ece", "calibrated_nll", "calibrated_ece")
+    expected = [
+        (
+            row["label"],
+            f"{100.0 * (1.0 - row['accuracy']):.2f}",
+            *(f"{row[score]:.4f}" for score in scores),
+            f"{row['changed_nll']:.3f}",
+            f"{row['auroc_kmnist']:.3f}",
+        )
+        for row in known
+        if row["network"] == network
+    ]
+    assert [
+        tuple(cell.strip() for cell in line.strip("|").split("|")) for line in body.group(1).splitlines()
+    ] == expected

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from posterity.errors import BadData
-from posterity.model import Augmentation, Compose, Crop, Flip, as_data
+from posterity.model import Affine, Augmentation, Compose, Crop, Flip, as_data
 from posterity.model.data import OwnOrders, Reordered
 from posterity.numerics import Key
 from posterity.numerics.compiled import nothing_read
@@ -62,7 +62,7 @@ def test_a_crop_by_reflection_has_the_image_mirrored_at_its_edge():
 def test_shape_and_number_type_stay_and_the_input_is_untouched(mode, dtype):
     x = images().to(dtype)
     before = x.clone()
-    found = Compose((Crop(2, mode), Flip()))(x, Key(1))
+    found = Compose((Crop(2, mode), Affine(), Flip()))(x, Key(1))
     assert found.shape == x.shape
     assert found.dtype == dtype
     assert found.is_contiguous()
@@ -77,6 +77,39 @@ def test_every_place_is_as_likely():
     expected = count / 25
     chi_square = float(((counts - expected) ** 2 / expected).sum())
     assert abs(chi_square - 24) < 5 * math.sqrt(2 * 24)
+
+
+def turned(image: Tensor, matrix: Tensor) -> Tensor:
+    """The image (H, W) whose pixel at `q` from the middle is the bilinear one at matrix^-1 q, by hand; q = (x, y)."""
+    height, width = image.shape
+    found, back = torch.zeros_like(image), matrix.inverse()
+    for i in range(height):
+        for j in range(width):
+            x, y = (back @ torch.tensor([j - (width - 1) / 2, i - (height - 1) / 2], dtype=matrix.dtype)).tolist()
+            x, y = x + (width - 1) / 2, y + (height - 1) / 2
+            for a in (math.floor(y), math.floor(y) + 1):
+                for b in (math.floor(x), math.floor(x) + 1):
+                    if 0 <= a < height and 0 <= b < width:
+                        found[i, j] += image[a, b] * (1 - abs(y - a)) * (1 - abs(x - b))
+    return found
+
+
+@given(st.integers(2, 7), st.integers(2, 7), st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
+def test_an_affine_change_shears_then_zooms_then_rotates_about_the_middle(height, width, seed):
+    policy = Affine(degrees=60.0, zoom=0.3, shear=0.4)
+    x = images(2, 1, height, width).double()
+    amounts = 2.0 * Key(seed).uniform((2, 3), torch.float32).double() - 1.0
+    found = policy(x, Key(seed))
+    for index, (angle, zoom, shear) in enumerate(amounts.tolist()):
+        cos, sin = math.cos(math.radians(60.0 * angle)), math.sin(math.radians(60.0 * angle))
+        rotation = torch.tensor([[cos, sin], [-sin, cos]], dtype=torch.float64)  # anticlockwise where y goes down
+        matrix = rotation @ torch.tensor([[1.0, 0.4 * shear], [0.0, 1.0]], dtype=torch.float64) * (1.0 + 0.3 * zoom)
+        torch.testing.assert_close(found[index, 0], turned(x[index, 0], matrix), atol=1e-6, rtol=1e-5)
+
+
+def test_an_affine_change_by_nothing_leaves_the_images():
+    torch.testing.assert_close(Affine(0.0, 0.0, 0.0)(images(), Key(0)), images(), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("probability", [0.5, 0.1])
@@ -176,13 +209,24 @@ def test_minibatches_are_augmented_by_the_step_and_passes_are_not(name):
 
 
 def test_fingerprints_tell_policies_apart():
-    given = [None, Crop(2), Crop(1), Crop(2, "reflect"), Flip(), Flip(0.4), USUAL, Compose((Flip(), Crop(2)))]
+    given = [
+        None,
+        Affine(),
+        Affine(5.0),
+        Crop(2),
+        Crop(1),
+        Crop(2, "reflect"),
+        Flip(),
+        Flip(0.4),
+        USUAL,
+        Compose((Flip(), Crop(2))),
+    ]
     found = [as_data((images(), labels()), augmentation=policy).fingerprint() for policy in given]
     assert len(set(found)) == len(given)
     assert found[0] == as_data((images(), labels())).fingerprint()
 
 
-@pytest.mark.parametrize("policy", [Crop(3, "reflect"), Flip(0.25), USUAL], ids=repr)
+@pytest.mark.parametrize("policy", [Affine(5.0, 0.2, 0.0), Crop(3, "reflect"), Flip(0.25), USUAL], ids=repr)
 def test_policies_are_stored(policy):
     tensors: dict[str, Tensor] = {}
     assert decode(encode(policy, tensors), tensors) == policy
@@ -211,7 +255,7 @@ def test_a_policy_of_ones_own_is_a_number_and_a_function():
 def test_nothing_waits_for_the_device():
     x = images().cuda()
     with nothing_read():
-        found = Compose((Crop(2), Crop(1, "reflect"), Flip()))(x, Key(0))
+        found = Compose((Crop(2), Crop(1, "reflect"), Affine(), Flip()))(x, Key(0))
     assert found.shape == x.shape
 
 
@@ -257,6 +301,9 @@ def test_data_without_images_and_images_too_small_are_refused():
         (lambda: Crop(0), r"^Crop\.padding must be a positive whole number\. Got 0\.$"),
         (lambda: Crop(1.5), r"^Crop\.padding must be"),
         (lambda: Crop(2, "wrap"), r"^Crop\.mode must be 'zeros' or 'reflect'\. Got 'wrap'\.$"),
+        (lambda: Affine(181.0), r"^Affine\.degrees must be from 0 to 180\. Got 181\.0\.$"),
+        (lambda: Affine(zoom=1.0), r"^Affine\.zoom must be from 0 to 0\.9\. Got"),
+        (lambda: Affine(shear=math.nan), r"^Affine\.shear must be"),
         (lambda: Flip(0.0), r"^Flip\.probability must be above 0 and at most 1\. Got 0\.0\.$"),
         (lambda: Flip(math.nan), r"^Flip\.probability must be"),
         (lambda: Flip(True), r"^Flip\.probability must be"),

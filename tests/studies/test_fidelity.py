@@ -21,14 +21,16 @@ from posterity.model import Joint
 from posterity.optim.schedules import Cycles
 from posterity.predictive import ClassPredictive, DrawsPredictive, GaussianPredictive
 from posterity.priors import Normal
+from posterity_studies import shared_fits
 from posterity_studies.fidelity import figures, image_recipes, images, small, study
 from posterity_studies.fidelity.image_recipes import FITS, ROWS, Length
-from posterity_studies.fidelity.images import Cell, Fitted, Images, Pictures, compared, equilibrium, temperatures
+from posterity_studies.fidelity.images import Cell, Images, Pictures, compared, equilibrium, temperatures
 from posterity_studies.fidelity.network import CUT, Convolution, FilterResponseNorm, FilterResponseResNet
 from posterity_studies.fidelity.problems import PROBLEMS, Problem, problem
 from posterity_studies.fidelity.settings import CIFAR, CIFAR_METHODS, SMALL, SMALL_METHODS, Settings
 from posterity_studies.fidelity.small_recipes import RECIPES
 from posterity_studies.fidelity.truth import Mixing, exact
+from posterity_studies.shared_fits import Fitted, names_up_to
 
 pytestmark = pytest.mark.cpu
 TINY = Settings(problems=(CIFAR,), methods=("map", "ensemble", "sghmc"), width=2, depth=8, epochs=0.05)
@@ -158,7 +160,7 @@ def test_every_method_has_a_recipe():
     assert set(SMALL_METHODS) == set(RECIPES)
     assert set(CIFAR_METHODS) == set(ROWS)
     assert {row.fit for row in ROWS.values()} <= set(FITS)
-    assert ROWS["sghmc-mixture"].fits() == ("map", "mean-field", "sghmc")
+    assert names_up_to(ROWS["sghmc-mixture"].fit, FITS) == ("map", "mean-field", "sghmc")
     families = {recipe.family for recipe in (*RECIPES.values(), *ROWS.values())}
     assert families == set(figures.FAMILIES)
 
@@ -166,7 +168,7 @@ def test_every_method_has_a_recipe():
 def test_the_budget_of_the_table_is_that_of_the_fits():
     """The longest row stays within twelve minutes at the speed that was measured."""
     seconds = {name: image_recipes.EPOCHS[name] * FITS[name].members * 0.82 for name in image_recipes.EPOCHS}
-    assert sum(seconds.get(name, 0.0) for name in ROWS["sghmc-mixture"].fits()) < 720.0
+    assert sum(seconds.get(name, 0.0) for name in names_up_to(ROWS["sghmc-mixture"].fit, FITS)) < 720.0
     length = Length(40_960, 1.0)
     method = FITS["sghmc"].method(length, 1.0)
     assert method.steps == 40 * 160
@@ -270,7 +272,7 @@ def test_rows_resume_and_are_not_chosen_by_the_reference(tmp_path, monkeypatch, 
     """A row whose minutes are over goes on in the next call; a call shows validation scores alone."""
     lines, settings = [], replace(TINY, methods=("dropout",))
     first = images.run(settings, tmp_path / "first", lines.append, pictures)
-    monkeypatch.setattr(images, "STORED", 1e-9)  # after every step
+    monkeypatch.setattr(shared_fits, "STORED", 1e-9)  # after every step
     brief, steps = replace(settings, minutes=1e-9), FITS["dropout"].method(Length(64, 0.05), 1.0).steps
     for _ in range(steps - 2):
         assert images.run(brief, tmp_path / "parts", lines.append, pictures).waiting
