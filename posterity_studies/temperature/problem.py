@@ -56,11 +56,11 @@ def read(settings: Settings) -> Rows:
     the training rows. Foreign rows are scaled likewise. BadData where a data set is absent, ValueError where it has
     fewer rows than are asked for.
     """
-    whole = data_set(settings.data, settings.seed)
-    count = round(len(whole.train) / 12) if settings.held_out is None else settings.held_out
-    rows = settings.rows_of(len(whole.train) - count)
-    train, held = split_rows(whole, rows=rows, held_out=count, seed=settings.seed)
-    other = foreign_inputs(settings.foreign, train.inputs, len(whole.test), settings.seed)
+    data = data_set(settings.data, settings.seed)
+    count = round(len(data.train) / 12) if settings.held_out is None else settings.held_out
+    rows = settings.rows_of(len(data.train) - count)
+    train, held = split_rows(data, rows=rows, held_out=count, seed=settings.seed)
+    other = foreign_inputs(settings.foreign, train.inputs, len(data.test), settings.seed)
     standard, flat = settings.pixels == "standard", settings.architecture.flat
     mean, scale = moments(train.inputs, "Use pixels 'raw'.") if standard else (torch.zeros(()), torch.ones(()))
 
