@@ -168,8 +168,8 @@ def sources() -> list[str]:
 
 NOTES = (
     f"mnist: the first {images.ROWS:,} training rows, {images.HELD:,} after them for validation, every fourth test "
-    f"row; {images.EPOCHS} epochs in batches of {images.BATCH} for every fit by gradients. Foreign inputs: 500 test images "
-    "each, found by the entropy of the label. mnist-few: a fifth of the test rows and of the foreign inputs.",
+    f"row; {images.EPOCHS} epochs in batches of {images.BATCH} for every fit by gradients. Foreign inputs: 500 test "
+    "images each, found by the entropy of the label. mnist-few: a fifth of the test rows and of the foreign inputs.",
     "NLL in nats a row, in units of the target for tables. Differences are paired by test row, with the standard error "
     "over test rows of all splits; below 0 the contender is better. It has no part for the chance of training. "
     "'Minus ours' is against our first contender of the same work.",
