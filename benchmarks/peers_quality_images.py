@@ -200,9 +200,9 @@ def our_laplace(data: Images, module: nn.Module, seed: int, **given: Any) -> Pre
 def our_fit(
     data: Images, module: nn.Module, seed: int, *, method: Any, net: Callable[[int], nn.Module] = fresh, after: bool
 ) -> Predict:
-    """A method of `posterity.methods` under a prior whose scales are left out."""
+    """A method of `posterity.methods` under the prior of README, which is that of bayesian-torch's README, too."""
     joint = po.Joint(
-        module if after else net(seed), po.likelihoods.Categorical(), po.priors.Normal(), num_data=len(data.train[1])
+        module if after else net(seed), po.likelihoods.Categorical(), po.priors.Normal(1.0), num_data=len(data.train[1])
     )
     q, _ = po.infer(method(), joint, data.train, seed=seed, progress=False)
     return lambda inputs: q.predict(inputs).probs  # type: ignore[attr-defined, no-any-return]
@@ -239,7 +239,7 @@ def _members() -> Any:
 
 
 _HELD = "validation rows as in docs/trained-network.md, all else left out"
-_SAME = "steps and rows of a step as all have; all else left out"
+_SAME = "prior as in README; steps and rows of a step as all have; all else left out"
 POINT = Contender(
     OURS, "point", plain, f"torch.optim.Adam, step size {RATE} falling to 0 along a cosine, weight decay {DECAY}"
 )
