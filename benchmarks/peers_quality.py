@@ -174,8 +174,8 @@ NOTES = (
     "over test rows of all splits; below 0 the contender is better. It has no part for the chance of training. "
     "'Minus ours' is against our first contender of the same work.",
     "Fit: CPU seconds of one thread, 'point + own' where the shared point comes first. Predict: all test rows.",
-    "Workarounds: torch_uncertainty does not import without torchvision, so its wrappers, layer, loss and scaler run "
-    "in a plain loop instead of its Lightning routine. laplace-torch with all weights predicts 4 rows a call, as its "
+    "Workarounds: torch_uncertainty does not import without torchvision, so its wrappers, layers and scaler run in "
+    "a plain loop instead of its Lightning routine. laplace-torch with all weights predicts 4 rows a call, as its "
     "Jacobians cost the square of the rows. Its marglik_training fits the evidence after every tenth epoch, not each.",
     "bayesian-torch's README divides the KL by the batch size, so that it counts rows / batch size times; its MNIST "
     "example divides by the number of rows.",

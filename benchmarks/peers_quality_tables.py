@@ -187,18 +187,17 @@ def deep_ensembles(data: Table, module: nn.Module, seed: int, *, longer: bool) -
     """torch-uncertainty's ensemble of networks with a normal layer."""
     without_init("torch_uncertainty")
     from torch_uncertainty.layers.distributions import NormalLinear  # type: ignore[import-not-found]
-    from torch_uncertainty.losses import DistributionNLLLoss  # type: ignore[import-not-found]
     from torch_uncertainty.methods.deep_ensembles import deep_ensembles as wrapped  # type: ignore[import-not-found]
 
     steps = STEPS if longer else ENSEMBLE_EPOCHS * -(-len(data.train[1]) // BATCH)
-    nll, members = DistributionNLLLoss(), list[nn.Module]()
+    members = list[nn.Module]()
     for k in range(MEMBERS):
         torch.manual_seed(1000 * seed + k)
         hidden = nn.Linear(data.train[0].shape[1], HIDDEN)
         net = nn.Sequential(hidden, nn.ReLU(), NormalLinear(base_layer=nn.Linear, event_dim=1, in_features=HIDDEN))
 
-        def loss(x: Tensor, y: Tensor, net: nn.Module = net) -> Tensor:
-            return nll(torch.distributions.Normal(**net(x)), y)  # type: ignore[no-any-return]
+        def loss(x: Tensor, y: Tensor, net: nn.Module = net) -> Tensor:  # its DistributionNLLLoss
+            return -torch.distributions.Normal(**net(x)).log_prob(y).mean()
 
         optimizer = torch.optim.Adam(net.parameters(), lr=ENSEMBLE_RATE)
         descend(optimizer, loss, batches(*data.train, BATCH, steps, 1000 * seed + k))
