@@ -150,7 +150,7 @@ def summary(cells: Cells) -> tuple[list[Sequence[str]], dict[str, Any], list[str
         }
         if best[True] and best[False]:
             lines.append(
-                f"{problem}: lowest NLL of the peers {best[False]}, of ours {best[True]}; "
+                f"{problem}, splits {facts[problem][best[True]]['splits']}: lowest NLL of the peers {best[False]}, of ours {best[True]}; "
                 f"ours - theirs = {difference(cells, problem, str(best[True]), str(best[False]))}."
             )
     return table, facts, lines

@@ -38,7 +38,7 @@ def test_peers_are_held_against_our_contender_of_the_same_work(tmp_path: Path) -
     assert rows["auto"]["NLL minus default's"] == rows["po.laplace"]["NLL minus ours"] == ""
     assert facts["energy"]["po.laplace"]["minus_default"] == (1.5, 0.5)
     assert reading == [
-        "energy: lowest NLL of the peers laplace-torch, of ours auto; ours - theirs = -2.0000 +- 0.0000."
+        "energy, splits 1: lowest NLL of the peers laplace-torch, of ours auto; ours - theirs = -2.0000 +- 0.0000."
     ]
 
 
