@@ -149,8 +149,9 @@ def summary(cells: Cells) -> tuple[list[Sequence[str]], dict[str, Any], list[str
             for ours in (True, False)
         }
         if best[True] and best[False]:
+            splits = facts[problem][best[True]]["splits"]
             lines.append(
-                f"{problem}, splits {facts[problem][best[True]]['splits']}: lowest NLL of the peers {best[False]}, of ours {best[True]}; "
+                f"{problem}, splits {splits}: lowest NLL of the peers {best[False]}, of ours {best[True]}; "
                 f"ours - theirs = {difference(cells, problem, str(best[True]), str(best[False]))}."
             )
     return table, facts, lines
@@ -177,6 +178,7 @@ NOTES = (
     "Workarounds: torch_uncertainty does not import without torchvision, so its wrappers, layers and scaler run in "
     "a plain loop instead of its Lightning routine. laplace-torch with all weights predicts 4 rows a call, as its "
     "Jacobians cost the square of the rows. Its marglik_training fits the evidence after every tenth epoch, not each.",
+    "Cells come from several runs of this command; --splits 0 makes the page of those that are there.",
     "bayesian-torch's README divides the KL by the batch size, so that it counts rows / batch size times; its MNIST "
     "example divides by the number of rows.",
 )
