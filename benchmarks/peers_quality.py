@@ -5,9 +5,9 @@
 
 Problems: MNIST with LeNet (`peers_quality_images`), "mnist-few" on 500 test rows for predictions that take
 milliseconds a row, and UCI energy and kin8nm with 50 hidden units under their standard splits (`peers_quality_tables`).
-All fits have the same rows, first weights and orders of rows. Peers have the settings of their own README, tutorial or
-experiments; posterity has its defaults. What a peer's data loader and trainer would
-cost is left out: all share one plain loop.
+All fits have the same rows, and those of one network the same first weights. Peers have the settings of their own
+README, tutorial or experiments; posterity has its defaults. The costs of a peer's own data loader and trainer are left
+out: all share one plain loop.
 
 Each cell (problem, split, contender) is stored in --cells as it comes, and is not run again.
 """
@@ -178,8 +178,8 @@ NOTES = (
     "Workarounds: torch_uncertainty does not import without torchvision, so its wrappers, layers and scaler run in "
     "a plain loop instead of its Lightning routine. laplace-torch with all weights predicts 4 rows a call, as its "
     "Jacobians cost the square of the rows. Its marglik_training fits the evidence after every tenth epoch, not each.",
-    "No setting of a contender was tuned. One choice did follow a look at test scores: a first run on MNIST trained the "
-    "point, bayesian-torch and torch-uncertainty by Adam at 1e-3, which underfits in so few steps; they then got the "
+    "No setting of a contender was tuned. One choice did follow a look at test scores: a first run on MNIST trained "
+    "the point, bayesian-torch and torch-uncertainty by Adam at 1e-3, which underfits in so few steps; they then got the "
     "recipes of the peers' own MNIST experiments, which helped the peers. Ours train by steps of their own choice, so "
     "that differences between ensembles, dropouts and mean fields are those of the optimiser, too.",
     "Cells come from several runs of this command; --splits 0 makes the page of those that are there.",
