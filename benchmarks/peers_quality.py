@@ -179,9 +179,9 @@ NOTES = (
     "a plain loop instead of its Lightning routine. laplace-torch with all weights predicts 4 rows a call, as its "
     "Jacobians cost the square of the rows. Its marglik_training fits the evidence after every tenth epoch, not each.",
     "No setting of a contender was tuned. One choice did follow a look at test scores: a first run on MNIST trained "
-    "the point, bayesian-torch and torch-uncertainty by Adam at 1e-3, which underfits in so few steps; they then got the "
-    "recipes of the peers' own MNIST experiments, which helped the peers. Ours train by steps of their own choice, so "
-    "that differences between ensembles, dropouts and mean fields are those of the optimiser, too.",
+    "the point, bayesian-torch and torch-uncertainty by Adam at 1e-3, which underfits in so few steps; then they got "
+    "the recipes of the peers' own MNIST experiments, which helped the peers. Ours train by steps of their own choice, "
+    "so that differences between ensembles, dropouts and mean fields are differences of the optimiser, too.",
     "Cells come from several runs of this command; --splits 0 makes the page of those that are there.",
     "bayesian-torch's README divides the KL by the batch size, so that it counts rows / batch size times; its MNIST "
     "example divides by the number of rows.",
