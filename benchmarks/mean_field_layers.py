@@ -180,16 +180,18 @@ def blitz(problem: Problem) -> Peer:
     return trained(problem, module, BLITZ, loss)
 
 
-def torch_uncertainty(problem: Problem) -> Peer:
-    """Its documentation: `ELBOLoss` with a KL weight of 1 / num_data.
-
-    Its `__init__` imports torchvision, so that its files are found without running that.
-    """
-    if "torch_uncertainty" not in sys.modules and not importlib.util.find_spec("torchvision"):
-        spec = importlib.util.find_spec("torch_uncertainty")
+def without_init(name: str) -> None:
+    """Let the files of a package be imported without its `__init__`, which needs torchvision."""
+    if name not in sys.modules and not importlib.util.find_spec("torchvision"):
+        spec = importlib.util.find_spec(name)
         if spec is None:
-            raise ModuleNotFoundError("No module named 'torch_uncertainty'")
-        sys.modules["torch_uncertainty"] = importlib.util.module_from_spec(spec)
+            raise ModuleNotFoundError(f"No module named '{name}'")
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+
+
+def torch_uncertainty(problem: Problem) -> Peer:
+    """Its documentation: `ELBOLoss` with a KL weight of 1 / num_data."""
+    without_init("torch_uncertainty")
     from torch_uncertainty.layers.bayesian import BayesConv2d, BayesLinear, bayesian_modules  # type: ignore[import-not-found]
 
     module = replaced(
