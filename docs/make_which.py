@@ -4,6 +4,7 @@ The sentences are written here; every number in them is read from `results` and 
 """
 
 import json
+import math
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,7 +27,8 @@ TEXT = """\
 |---|---|---|
 | a table | `posterity fit`, `BayesianRegressor`, `BayesianClassifier`: `auto` | \
 Best held-out NLL, or within one paired standard error of the best of six peers, on {wins} of {tables} tables \
-([results](../benchmarks/results/tables_peers.md)). |
+([results](../benchmarks/results/tables_peers.md)); below the published NLL of MC dropout and of deep ensembles on \
+{uci_wins} of {uci_sets} UCI sets ([results](studies.md#uci)). |
 | a table, and intervals that must hold | `--conformal cv+` | \
 {conformal} of the test rows of {conformal_tables} tables lie in their 90 % intervals \
 ([results](../benchmarks/results/conformal_coverage.md)). |
@@ -42,6 +44,9 @@ Held-out NLL and ECE rise by at most 0.005 on {harmless} of {networks} networks,
 | a network to train once | `MAP`, then `Laplace` | \
 One more pass over the rows. `MeanField`, `NaturalGradient` and `optim.IVON` train a Gaussian in one run; on small \
 networks it is no closer to the posterior than the two (below). |
+| time to train a network five times | `Ensemble` | \
+LeNet on MNIST: NLL {ensemble_nll} and ECE {ensemble_ece}, one member {map_nll} and {map_ece}; with moved training \
+images NLL {moved_nll} ([results](studies.md#shift)). |
 | no validation rows, unknown prior and noise | leave them out: `Normal()`, `Gaussian()` | \
 Every method chooses them, and says how ([scales.md](scales.md)). |
 
@@ -61,11 +66,23 @@ figure, which has {methods} methods.
 What it shows: samplers that move all chains at once reach the posterior in seconds. Gaussians do not, whatever fits
 them: where a table has as few rows as weights (energy, boston), `Laplace` is no closer than the point it is built on.
 
+## Beside other libraries
+
+The same network, rows and steps; other libraries at the settings that they document, ours at their defaults where these
+choose. Test NLL, the best row of a library where it has several, and - where it was not run.
+[The results](../benchmarks/results/peers_quality.md) have all rows, seconds, sources and caveats;
+`python -m benchmarks.peers_quality` makes them.
+
+{peers}
+
+One seed, part of the rows of MNIST, one split of each table: small differences mean nothing. Ensembles of
+torch-uncertainty learn a noise for each row of a table, which ours do not.
+
 ## What is not known yet
 
 The same comparison for ResNet-20 on CIFAR-10, with the HMC chains of Izmailov et al. (2021) for the truth, has not been
 run to its end: `posterity study fidelity --problem cifar-10 --device cuda` ([studies.md](studies.md)). So this page
-says nothing of large networks beyond what Laplace does to those it was tried on.
+says nothing of networks larger than LeNet, beyond what Laplace does to those it was tried on.
 """
 
 
@@ -76,7 +93,7 @@ def results(path: str) -> Any:
 
 def page() -> str:
     """Return the text of the page."""
-    return TEXT.format(**tables(), **regressions(), **trained(), **fidelity())
+    return TEXT.format(**tables(), **uci(), **images(), **regressions(), **trained(), **fidelity(), **peers())
 
 
 def tables() -> dict[str, Any]:
@@ -90,6 +107,58 @@ def tables() -> dict[str, Any]:
         "conformal": f"{100 * cover['all, cv+']:.1f} %",
         "conformal_tables": sum(not name.startswith("all") for name in cover),
     }
+
+
+def uci() -> dict[str, Any]:
+    """Return on how many UCI sets auto has a lower NLL than both published baselines."""
+    document = results("results/uci/auto/results.json")
+    own = {row["data_set"]: row["scores"]["test_nll"]["mean"] for row in document["methods"]}
+    lowest = {name: math.inf for name in own}
+    for row in document["published"]:
+        if row["metric"] == "test_nll" and row["method"].startswith(("MC dropout, 1 hidden layer, grid", "Deep ens")):
+            lowest[row["data_set"]] = min(lowest[row["data_set"]], row["mean"])
+    return {"uci_wins": sum(own[name] < lowest[name] for name in own), "uci_sets": len(own)}
+
+
+def images() -> dict[str, Any]:
+    """Return the scores of LeNet on MNIST, of one network and of an ensemble."""
+    plain, moved = (
+        {
+            row["method"]: row
+            for row in results(f"results/shift/{name}/results.json")["rows"]
+            if row["network"] == "lenet"
+        }
+        for name in ("mnist", "mnist-augmented")
+    )
+    scores = {f"{name}_{key}": f"{plain[name][key]:.4f}" for name in ("map", "ensemble") for key in ("nll", "ece")}
+    return {**scores, "moved_nll": f"{moved['ensemble']['nll']:.4f}"}
+
+
+WORKS = {
+    "Laplace": ("laplace-torch", "po.laplace"),
+    "IVON": ("ivon-opt", "optim.IVON"),
+    "mean field": ("bayesian-torch", "MeanField"),
+    "ensemble": ("torch-uncertainty", "Ensemble"),
+    "dropout": ("torch-uncertainty", "MCDropout"),
+}
+"""What is compared: the other library, and our name."""
+
+
+def peers() -> dict[str, Any]:
+    """Return the table of test NLL beside other libraries."""
+    facts = results("benchmarks/results/peers_quality.json")["facts"]
+    names = [{"mnist": "MNIST"}.get(name, name) for name in facts]
+    lines = [f"| | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for work, (library, own) in WORKS.items():
+        theirs = [
+            min((row["nll"] for row in rows.values() if (row["library"], row["work"]) == (library, work)), default=None)
+            for rows in facts.values()
+        ]
+        ours = [rows[own]["nll"] if own in rows else None for rows in facts.values()]
+        for label, nlls in ((library, theirs), (f"`{own}`", ours)):
+            cells = " | ".join("-" if nll is None else f"{nll:.3f}" for nll in nlls)
+            lines.append(f"| {work}: {label} | {cells} |")
+    return {"peers": "\n".join(lines)}
 
 
 def regressions() -> dict[str, Any]:
