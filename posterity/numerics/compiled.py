@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -123,7 +124,12 @@ class Compiled:
                     return _replayed(self._function, arguments, tensors)
                 except Exception as error:  # the recorder does not know gradients of convolutions: they take time
                     logger.info("a piece is compiled, since it cannot be recorded: %s", _reason(error))
-            return _compiled(self._function, arguments, tensors)
+            try:
+                return _compiled(self._function, arguments, tensors)
+            except ImportError as error:
+                if not _discarded(error.path):
+                    raise
+                return _compiled(self._function, arguments, tensors)
         code: Callable[..., Any] = lambda *given: _flat(self._function, arguments, given)[0]  # noqa: E731
         shape = _flat(self._function, arguments, tensors)[1]
         if self._fused:
@@ -134,6 +140,16 @@ class Compiled:
         held: list[Tensor] = []
         _flatten(arguments[:1] if self._held else (), held, [])
         return _recorded(code, tensors, len(held)), shape
+
+
+def _discarded(path: str | None) -> bool:
+    """Delete a file of machine code, as a killed compiler leaves unfinished; return whether the compiler made it."""
+    from torch._inductor.runtime.runtime_utils import cache_dir
+
+    own = path is not None and Path(path).is_relative_to(cache_dir())
+    if own:
+        Path(str(path)).unlink(missing_ok=True)
+    return own
 
 
 def _reason(error: Exception) -> str:

@@ -34,7 +34,7 @@ def test_fit_keeps_the_draws_of_a_sampler(run, tmp_path, method, steps, draws):
     assert run("fit", "sine", "--out", tmp_path / "run", "--method", method, *words).code == 0
     q = po.load(tmp_path / "run", po.networks.MLP((1, 6, 1), activation="tanh"))
     assert isinstance(q, po.posteriors.Samples)
-    assert q.theta.shape == (4, draws, 6 * 3 + 2)  # with the noise
+    assert q.theta.shape == (4, draws, 6 * 3 + 1)  # the evidence has chosen the noise
     assert run("evaluate", tmp_path / "run", "--json").code == 0
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posterity.numerics import Key
+from posterity.numerics import compiled as compiled_module
 from posterity.numerics.compiled import LOOKS, Compiled, _alike, _traced
 
 pytestmark = pytest.mark.cpu
@@ -181,3 +182,24 @@ def test_tanh_of_other_dtypes_and_of_recordings_is_left_as_it_is(dtype, shorter)
     x = draws(5).to(dtype)
     graph, *_ = _traced(torch.tanh, (x,), [x], shorter=shorter)
     assert torch.equal(graph(x)[0], torch.tanh(x))
+
+
+def test_machine_code_that_a_killed_compiler_left_unfinished_is_made_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    mine, broken = tmp_path / "mine.so", tmp_path / "cache" / "broken.so"
+    broken.parent.mkdir()
+    calls = []
+
+    def stand_in(function, arguments, tensors):
+        calls.append(path)
+        if path.exists() and path.stat().st_size < 10:
+            raise ImportError("file too short", path=str(path))
+        return (lambda *given: (2.0 * given[0],)), None
+
+    monkeypatch.setattr(compiled_module, "_compiled", stand_in)
+    for path, tries in ((broken, 2), (mine, 1)):  # only what the compiler made is deleted
+        path.write_bytes(b"x")
+        calls.clear()
+        double = Compiled(lambda x: 2.0 * x)
+        assert torch.equal(double(draws(3)), 2.0 * draws(3))
+        assert (len(calls), path.exists(), double._refused) == (tries, path == mine, path == mine)
