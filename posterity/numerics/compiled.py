@@ -144,7 +144,7 @@ class Compiled:
 
 def _discarded(path: str | None) -> bool:
     """Delete a file of machine code, as a killed compiler leaves unfinished; return whether the compiler made it."""
-    from torch._inductor.runtime.runtime_utils import cache_dir
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     own = path is not None and Path(path).is_relative_to(cache_dir())
     if own:
