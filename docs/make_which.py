@@ -43,8 +43,8 @@ Held-out NLL and ECE rise by at most 0.005 on {harmless} of {networks} networks,
 (standard error {overfit_error:.3f}) on the over-trained one ([results](../benchmarks/results/posthoc.md)). |
 | a network to train once | `MAP`, then `Laplace` | \
 One more pass over the rows. Leave the prior out, or give validation rows: one that is given is kept, and one hidden \
-layer on MNIST then had the NLL {given_laplace}, and {given_map} without Laplace ([results](studies.md#shift)). `MeanField`, `NaturalGradient` and `optim.IVON` train a Gaussian in one run; on small \
-networks it is no closer to the posterior than the two (below). |
+layer on MNIST then had the NLL {given_laplace}, and {given_map} without Laplace ([results](studies.md#shift)). \
+`MeanField`, `NaturalGradient` and `optim.IVON` train a Gaussian in one run; on small networks it is no closer to the posterior than the two (below). |
 | time to train a network five times | `Ensemble` | \
 LeNet on MNIST: NLL {ensemble_nll} and ECE {ensemble_ece}, one member {map_nll} and {map_ece}; with moved training \
 images NLL {moved_nll} ([results](studies.md#shift)). |
@@ -122,19 +122,16 @@ def uci() -> dict[str, Any]:
 
 
 def images() -> dict[str, Any]:
-    """Return the scores of LeNet on MNIST, of one network and of an ensemble."""
+    """Return the scores of networks on MNIST, of one fit, of an ensemble, and of Laplace under a given prior."""
     plain, moved = (
-        {
-            row["method"]: row
-            for row in results(f"results/shift/{name}/results.json")["rows"]
-            if row["network"] == "lenet"
-        }
+        {(row["network"], row["method"]): row for row in results(f"results/shift/{name}/results.json")["rows"]}
         for name in ("mnist", "mnist-augmented")
     )
-    scores = {f"{name}_{key}": f"{plain[name][key]:.4f}" for name in ("map", "ensemble") for key in ("nll", "ece")}
-    given = {row["method"]: f"{row['nll']:.3f}" for row in documents[0]["rows"] if row["network"] == "mlp"}
-    scores |= {"given_laplace": given["laplace"], "given_map": given["map"]}
-    return {**scores, "moved_nll": f"{moved['ensemble']['nll']:.4f}"}
+    return {
+        **{f"{n}_{key}": f"{plain['lenet', n][key]:.4f}" for n in ("map", "ensemble") for key in ("nll", "ece")},
+        **{f"given_{name}": f"{plain['mlp', name]['nll']:.3f}" for name in ("map", "laplace")},
+        "moved_nll": f"{moved['lenet', 'ensemble']['nll']:.4f}",
+    }
 
 
 WORKS = {
