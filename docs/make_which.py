@@ -44,7 +44,8 @@ Held-out NLL and ECE rise by at most 0.005 on {harmless} of {networks} networks,
 | a network to train once | `MAP`, then `Laplace` | \
 One more pass over the rows. Leave the prior out, or give validation rows: one that is given is kept, and one hidden \
 layer on MNIST then had the NLL {given_laplace}, and {given_map} without Laplace ([results](studies.md#shift)). \
-`MeanField`, `NaturalGradient` and `optim.IVON` train a Gaussian in one run; on small networks it is no closer to the posterior than the two (below). |
+`MeanField`, `NaturalGradient` and `optim.IVON` train a Gaussian in one run; on small networks it is no closer to the \
+posterior than the two (below). |
 | time to train a network five times | `Ensemble` | \
 LeNet on MNIST: NLL {ensemble_nll} and ECE {ensemble_ece}, one member {map_nll} and {map_ece}; with moved training \
 images NLL {moved_nll} ([results](studies.md#shift)). |
