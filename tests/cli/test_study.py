@@ -20,7 +20,7 @@ def test_an_unknown_study_is_met_with_the_nearest(run):
     assert "'logistic'" in error
     assert hint == (
         "hint: the studies are calibration, collapse, dropout, fidelity, gradients, hyperparameters, images, logistic, "
-        "misspecification, mixtures, moons, penalties, posteriors, surface, temperature, uci."
+        "misspecification, mixtures, moons, penalties, posteriors, shift, surface, temperature, uci."
     )
 
 
