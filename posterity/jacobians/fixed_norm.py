@@ -18,7 +18,8 @@ class _Fixed(torch.autograd.Function):
         return function(source)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        (grad,) = grad_outputs
         (scale,) = ctx.saved_tensors
         return grad * scale.view(-1, *[1] * (grad.dim() - 2)), None, None
 

@@ -202,7 +202,7 @@ def _multiplied(func: Any, input: Tensor, weight: Tensor, bias: Any = None) -> A
 
 def _of_torch(*names: str) -> set[Any]:
     """The functions of these names that torch has, its `functional` and its tensors, and those that work in place."""
-    owners = (torch, F, torch._C._nn, Tensor)
+    owners = (torch, F, torch._C._nn, Tensor)  # pyright: ignore[reportAttributeAccessIssue]
     wanted = (*names, *(f"{name}_" for name in names), *(f"__{name}__" for name in names))
     return {getattr(owner, name) for owner in owners for name in wanted if hasattr(owner, name)}
 
