@@ -170,9 +170,9 @@ def row_bytes(joint: Joint, known: Survey, units: bool) -> int:
 
 
 def derivative_bytes(joint: Joint, known: Survey, rows: int, columns: int, made: int | None = None) -> int:
-    """Bytes of the derivatives of one chunk of rows, of whose `columns` so many are `made`: see `derivatives`.
+    """Return the bytes of the derivatives of a chunk of rows, where `made` of the `columns` are made (`derivatives`).
 
-    Without columns it is that of an output layer alone, whose probabilities and products of them are in float64.
+    Without columns only an output layer is differentiated: its probabilities and their products are in float64.
     """
     budget = CACHE if joint.device.type == "cpu" else DEVICE
     entry = joint.dtype.itemsize * max(1, known.row_entries)
@@ -284,7 +284,7 @@ def _together(outputs: Tensor, uses: list[Use], seeds: Tensor, keep: bool) -> Se
 
 
 def _explicit(rows: Tensor, known: Survey) -> list[tuple[Block, Jacobian]]:
-    """Jacobians in the weights without rules, from those of all of them (n, K, size)."""
+    """Split the Jacobians (n, K, size) in all weights without rules into one for each block of weights."""
     parts: list[tuple[Block, Jacobian]] = []
     first = 0
     for place in known.places:

@@ -135,7 +135,7 @@ class Warp:
         return (moved - self.mean) / self.spread
 
     def moments(self, warped: Moments) -> Moments:
-        """Return moments of the targets whose warped values are normal: log-normal ones, or those of a sinh."""
+        """Return moments of targets whose warped values are normal: of a log-normal, or of the sinh of a normal."""
         m = (self.mean + self.spread * warped.mean).clamp(-FURTHEST_LOG, FURTHEST_LOG)
         v = (self.spread**2 * warped.variance).clamp_max(WIDEST_LOG**2)
         if self.positive:

@@ -32,8 +32,8 @@ _MOST = 0.5  # share of undefined cavities from which a precision is not conside
 class LeftOutRows(NamedTuple):
     """Leave-one-out log densities of rows (n,); NaN for rows whose cavity is undefined.
 
-    `posterior` integrates over the outputs of the cavity, `plug_in` takes their mean. `weights` (n,) are those of the
-    rows, None where all are alike.
+    `posterior` integrates over the outputs of the cavity, `plug_in` takes their mean. `weights` (n,) are the weights
+    of the rows, None where all are alike.
     """
 
     posterior: Tensor

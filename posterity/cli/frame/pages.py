@@ -58,7 +58,7 @@ class Subject:
     - `source`: the test rows, and the training rows if they are available.
     - `outcomes`: baselines and methods, in the order of the table; `verdict`: over these, from `outcomes.verdict`.
     - `remarks`: lines below the scores; `cautions`: warnings at the top; `first` and `more`: further sections, before
-      and after those of the predictions.
+      and after the sections of the predictions.
     - `reach`: the ranges of the training rows; `level`: the initial level of the intervals.
     - `settings`: all options with their values; `words`: the command line.
     """
